@@ -252,6 +252,10 @@ class FileContent:
         return True
 
     def _may_grow(self, number: int, at: int, size: int) -> bool:
+        if not self.volume.timing.directory_fresh:
+            # Another agent may name a value in a slot that nobody sees for as long as the program pauses, and
+            # the next piece would go over it.
+            return False
         unit = self._unit_bytes
         if at % unit or size % unit or number in self._staged or (self._short and not number and at):
             return False
@@ -294,6 +298,9 @@ class FileContent:
         """A chunk in memory, with what it holds so far."""
         size = self._chunk_bytes
         while number not in self._staged:
+            if number in self._growing:  # begun by another while this one waited
+                yield from self._end_growing(channel, number, deadline)
+                continue
             if len(self._staged) < STAGED_CHUNKS_MAX and self._bound.take(self.holder, size):
                 break
             if not self._staged:
@@ -540,7 +547,8 @@ class FileContent:
             idle = [number for number, growing in self._growing.items() if growing.is_idle(now)]
             for number in idle:
                 if number in self._growing and number not in self._in_flight:
-                    yield from self._end_growing(channel, number, deadline)
+                    until = channel.now() + self.volume.timing.write_deadline
+                    yield from self._end_growing(channel, number, until)
             if not (self._unnamed or self._growing):
                 self._stale.discard(self)
             elif channel.now() - self._unnamed_since >= UNNAMED_SECONDS:
@@ -625,10 +633,11 @@ class FileContent:
         """What lies beyond `length` goes; what comes to lie there later begins as zeros."""
         chunk_bytes = self._chunk_bytes
         number, rest = divmod(length, chunk_bytes)
-        for gone in [each for each in self._growing if each > number or (each == number and not rest)]:
-            self._drop_growing(gone)
-        if number in self._growing:
+        while rest and number in self._growing:
             yield from self._end_growing(channel, number, deadline)
+            yield from self._until_quiet(channel, deadline)  # others wrote meanwhile
+        for gone in [each for each in self._growing if each >= number]:
+            self._drop_growing(gone)
         if not number:
             self._short = self._short[:length]
         if rest and (number in self._staged or self._origin(number)[1] > rest):

@@ -343,8 +343,11 @@ class FileWriter(FileContent):
         return content.ljust(self.length, b"\0")
 
     def _store_rest(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        for number in sorted(self._growing):
-            yield from self._end_growing(channel, number, deadline, is_end=True)
+        while self._growing:
+            number = min(self._growing)
+            yield from self._until_quiet(channel, deadline, number)  # a read may end it, too
+            if number in self._growing:
+                yield from self._end_growing(channel, number, deadline, is_end=True)
         if self._short:
             yield from self._stage(channel, 0, deadline)
         for number in sorted(self._staged):

@@ -235,7 +235,8 @@ class SlotSealer:
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
         self._bound = codec.bound(key, generation, self._salt)
         self._sealed = 0
-        """A bit for each unit that is sealed; a put that waits for more is to cost little memory."""
+        """A bit for each unit that is sealed, all bits once the header is; a put that waits for more is to cost
+        little memory."""
         self._proofs = bytearray()
 
     def tag(self) -> int:
@@ -289,6 +290,7 @@ class SlotSealer:
         units = -(-length // codec.unit_bytes)
         if self._sealed != (1 << units) - 1:
             raise ValueError(f"{self._sealed:b} are not the units of {length} bytes")
+        self._sealed = -1  # the header has one nonce, too
         prelude = _PRELUDE.pack(
             MAGIC,
             codec.suite.number,

@@ -24,12 +24,11 @@ from agent.pool.steps import Acquire, IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
-from agent.pool.write.put import SlotWriter, is_known
+from agent.pool.write.put import OVERTAKEN, SlotWriter, is_known
 from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
 NOT_IN_TIME: Final = "the directory of its set is written all the time"
-OVERTAKEN: Final = "another agent has stored a value in its slot"
 NOT_READ: Final = "the directory of its set cannot be read just now"
 
 
@@ -54,24 +53,13 @@ class UnnamedWriter(SlotWriter):
             yield from self._vouched_for(channel, reservation, deadline)
         writes = self._send_last(channel)
         writes.append(channel.write(reservation.cached.namespace, reservation.offset, parts))
-        for slot_write in writes:
-            cause = yield from wait_for(channel, slot_write, deadline)
-            if cause is not None:
-                self._fail(channel, slot_write, cause)
+        yield from self._wait_for_all(channel, writes, deadline)
         self._wait_to_be_named(channel, reservation)
 
     def _wait_to_be_named(self, channel: IoChannel, reservation: Reservation) -> None:
         """All of it is on flash. Raises PutRefused for want of room."""
         self._is_written = True
         self._wait_for_more(channel, 0)
-
-    def _wait_for_more(self, channel: IoChannel, held: int) -> None:
-        """From its first piece on it is noticed where another agent names a value in its slot."""
-        reservation = self._reservation
-        assert reservation is not None
-        with reservation.cached.guard:
-            reservation.cached.unnamed.setdefault(reservation.slot, False)
-        super()._wait_for_more(channel, held)
 
     # -- for `name_all` and batch.py -----------------------------------------------------------------------
 

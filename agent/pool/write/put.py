@@ -40,6 +40,7 @@ from agent.pool.write.writer_base import PutState, Writer
 MARK_STAYS: Final = "an older value of the key may lie in G4, and an enclosure did not take its mark away"
 NO_ANSWER: Final = "no enclosure that this key belongs to answers"
 UNREAD: Final = "the enclosure does not say what its directory holds by now"
+OVERTAKEN: Final = "another agent has stored a value in its slot"
 RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 
@@ -110,6 +111,33 @@ class SlotWriter(Writer):
         self._last = offset, self._seal(channel, offset, data)
         yield from self._complete(channel, deadline)
         self.finished = True
+
+    def _wait_for_more(self, channel: IoChannel, held: int) -> None:
+        """From its first piece on it is noticed where another agent names a value in its slot."""
+        reservation = self._reservation
+        assert reservation is not None
+        with reservation.cached.guard:
+            reservation.cached.unnamed.setdefault(reservation.slot, False)
+        super()._wait_for_more(channel, held)
+
+    def _is_its_own(self, channel: IoChannel, reservation: Reservation) -> None:
+        """Its entry is about to be written. Raises PutRefused where another agent has named its slot."""
+        cached = reservation.cached
+        with cached.guard:
+            is_overtaken = cached.unnamed.pop(reservation.slot, False)
+        if is_overtaken:
+            self._refuse(channel, PutRefused(OVERTAKEN, MissCause.EVICTED))
+
+    def _wait_for_all(self, channel: IoChannel, writes: list[Pending], deadline: float) -> Steps[None]:
+        """Wait for writes of the slot; where one fails, the others are answered or given up as well."""
+        failed: tuple[Pending, MissCause] | None = None
+        for pending in writes:
+            until = deadline if failed is None else min(deadline, channel.now() + ANSWER_SECONDS)
+            cause = yield from wait_for(channel, pending, until)
+            if cause is not None and failed is None:
+                failed = pending, cause
+        if failed is not None:
+            self._fail(channel, *failed)
 
     def _complete(self, channel: IoChannel, deadline: float) -> Steps[None]:
         """Seal what is left, write the header, name the slot."""
@@ -363,17 +391,17 @@ class SlotWriter(Writer):
         try:
             if alone:
                 yield from self._prove(channel, cached, deadline)
+                if cached.unnamed.get(reservation.slot):
+                    self._is_its_own(channel, reservation)
             writes = self._send_last(channel)
             writes.append(channel.write(cached.namespace, reservation.offset, parts, more=alone))
             if not alone:
-                for slot_write in writes:
-                    cause = yield from wait_for(channel, slot_write, deadline)
-                    if cause is not None:
-                        self._fail(channel, slot_write, cause)
+                yield from self._wait_for_all(channel, writes, deadline)
                 alone = yield Acquire(cached.writer, deadline, gives_way=True)
                 if not alone:
                     self._fail(channel, writes[-1], MissCause.LATE)
                 yield from self._prove(channel, cached, deadline)
+            self._is_its_own(channel, reservation)
             yield from self._name(channel, reservation, writes, length, deadline)
         finally:
             if alone:
@@ -425,6 +453,8 @@ class SlotWriter(Writer):
                 named: MissCause | None = cause
                 if pending is not directory_write:
                     until = min(deadline, channel.now() + ANSWER_SECONDS)
+                    for other in slot_writes[slot_writes.index(pending) + 1 :]:
+                        yield from wait_for(channel, other, until)
                     named = yield from wait_for(channel, directory_write, until)
                 if cause is MissCause.CORRUPT and named in (None, MissCause.CORRUPT):
                     # The enclosure answered both, as one that is full does: neither lands any more. Flash may

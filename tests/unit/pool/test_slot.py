@@ -218,6 +218,10 @@ def test_a_unit_is_sealed_once_and_a_header_needs_them_all() -> None:
         sealer.header(1 << 17, expiry=0, stored_us=0)
     sealer.seal(0, memoryview(bytes(65536)), into)
     assert len(sealer.header(1 << 17, expiry=0, stored_us=0)) == HEADER_BYTES
+    with pytest.raises(ValueError, match="not the units"):
+        sealer.header(1 << 17, expiry=0, stored_us=1)
+    with pytest.raises(ValueError, match="sealed already"):
+        sealer.seal(2, memoryview(bytes(65536)), into)
 
 
 @every_suite

@@ -46,7 +46,7 @@ DATA = random.Random(1819).randbytes(40 * UNIT)
 
 @pytest.fixture
 def pool() -> SharedPool:
-    return SharedPool(chunk_bytes=LONG)
+    return SharedPool(chunk_bytes=LONG, directory_fresh=1.0)
 
 
 def unit(number: int, count: int = 1) -> bytes:
@@ -178,7 +178,7 @@ def test_the_writer_reads_what_it_has_sent(files: Files) -> None:
 @pytest.mark.parametrize("is_full", [True, False])
 @pytest.mark.parametrize("tail", [0, 100])
 def test_a_program_that_stops_amid_a_chunk_has_its_file_when_it_goes_on(is_full: bool, tail: int) -> None:
-    files = SharedPool((1,), (4,), chunk_bytes=LONG).agent()
+    files = SharedPool((1,), (4,), chunk_bytes=LONG, directory_fresh=1.0).agent()
     file, sent = files.create("f"), 2 * UNIT + tail
     pwrite(files, file, [0, 1])
     if tail:
@@ -285,7 +285,7 @@ def test_a_file_that_loses_its_name_amid_a_chunk_leaves_nothing(files: Files) ->
 
 
 def test_chunks_beyond_the_bound_are_put_together_in_memory() -> None:
-    files = SharedPool((16, 16), chunk_bytes=2 * UNIT).agent()
+    files = SharedPool((16, 16), chunk_bytes=2 * UNIT, directory_fresh=1.0).agent()
     file = files.create("f")
     count = GROWING_MAX + 3
     for number in range(count):
@@ -300,7 +300,7 @@ def test_chunks_beyond_the_bound_are_put_together_in_memory() -> None:
 
 
 def test_chunks_that_grow_leave_most_of_a_small_volume_to_others() -> None:
-    files = SharedPool((1,), (4,), chunk_bytes=LONG).agent()
+    files = SharedPool((1,), (4,), chunk_bytes=LONG, directory_fresh=1.0).agent()
     opened = [files.create(f"f{number}") for number in range(12)]
     for number in range(UNITS):
         for file in opened:
@@ -323,8 +323,21 @@ def test_processes_that_fill_one_file_together_send_their_pieces(files: Files, o
     nothing_is_held(files)
 
 
-def test_another_hosts_content_is_not_replaced_by_one_that_was_filled(files: Files, others: Files) -> None:
+def test_where_others_use_the_pool_chunks_are_put_together_in_memory() -> None:
+    """A slot that grows is nobody's for as long as its program pauses, and others would take it."""
+    files = SharedPool(chunk_bytes=LONG).agent()
+    file = files.create("f")
+    pwrite(files, file, [0, 1])
+    assert (files.reserved(), files.face._staged.held) == (0, LONG)
+    pwrite(files, file, [2, 3])
+    files.close(file)
+    assert files.get("f") == DATA[:LONG]
+
+
+def test_another_hosts_content_is_not_replaced_by_one_that_was_filled() -> None:
     """Units between the pieces are nobody's, so the content takes the place of nothing but its own."""
+    pool = SharedPool(chunk_bytes=LONG)
+    files, others = pool.agent(), pool.agent()
     file = files.create("f")
     pwrite(files, file, [0, 2])
     others.put("f", b"another's")
@@ -340,7 +353,7 @@ def test_another_hosts_content_is_not_replaced_by_one_that_was_filled(files: Fil
 def test_pieces_are_stored_before_the_answer() -> None:
     """The next one is of the same chunk, and would wait for it on a worker of its own."""
     after = AfterReply(8)
-    files, worker = SharedPool(chunk_bytes=LONG).agent(after_reply=after), after.join()
+    files, worker = SharedPool(chunk_bytes=LONG, directory_fresh=1.0).agent(after_reply=after), after.join()
     file = files.create("f")
     view = memoryview(unit(0))
     assert settle(files.face.write(*file, 0, view, MAKER), files.channel) == UNIT
@@ -406,7 +419,7 @@ def test_workers_that_write_one_file_at_once_fill_it(number: int, seed: int) -> 
 
 @pytest.mark.parametrize("piece", [3 << 19, (1 << 20) - 32, 1 << 20])
 def test_a_chunk_that_is_longer_than_a_channels_buffers_is_stored_and_read_in_pieces(piece: int) -> None:
-    files = SharedPool(chunk_bytes=4 << 20).agent()
+    files = SharedPool(chunk_bytes=4 << 20, directory_fresh=1.0).agent()
     data = random.Random(piece).randbytes(5 << 20)
     files.put("f", data, piece)
     assert files.manifest("f") is not None

@@ -101,10 +101,12 @@ class OneFile:
 
 @pytest.mark.parametrize("chunk_bytes", [CHUNK, 2 * CHUNK, 2 * CHUNK + 8192, 4 * CHUNK, 16 * CHUNK])
 @pytest.mark.parametrize("number", range(8))
-def test_random_calls_do_what_they_do_to_bytes(number: int, chunk_bytes: int, seed: int) -> None:
-    pool = SharedPool((4, 4), chunk_bytes=chunk_bytes)
+@pytest.mark.parametrize("agents", [1, 2])
+def test_random_calls_do_what_they_do_to_bytes(agents: int, number: int, chunk_bytes: int, seed: int) -> None:
+    """Of one agent long chunks grow on flash, of two they do not."""
+    pool = SharedPool((4, 4), chunk_bytes=chunk_bytes, directory_fresh=2.0 - agents)
     rng = random.Random(f"{seed} {number} {chunk_bytes}")
-    one = OneFile([pool.agent(), pool.agent()], rng)
+    one = OneFile([pool.agent() for _ in range(agents)], rng)
     for _ in range(STEPS):
         one.step()
     one.close()

@@ -128,7 +128,7 @@ def test_a_writer_that_ends_after_any_step_leaves_nothing(
 ) -> None:
     steps = SCRIPTS[script]
     for last in range(len(steps)):
-        pool, bounds = SharedPool(chunk_bytes=units * CHUNK), Bounds()
+        pool, bounds = SharedPool(chunk_bytes=units * CHUNK, directory_fresh=1.0), Bounds()
         files, held = pool.agent(bounds), list[File]()
         for step in steps[:last]:
             try:
@@ -165,7 +165,7 @@ def _strike(pool: SharedPool, fault: str | None, patch: pytest.MonkeyPatch) -> N
 def test_programs_at_random_under_faults_leave_nothing() -> None:
     for seed in range(30):
         dice, bounds = random.Random(seed), Bounds()
-        pool = SharedPool(chunk_bytes=dice.choice([1, 4]) * CHUNK)
+        pool = SharedPool(chunk_bytes=dice.choice([1, 4]) * CHUNK, directory_fresh=1.0)
         files, held = pool.agent(bounds), list[File]()
         every = [step for script in SCRIPTS for step in script]
         for _ in range(25):
