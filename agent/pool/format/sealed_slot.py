@@ -235,8 +235,8 @@ class SlotSealer:
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
         self._bound = codec.bound(key, generation, self._salt)
         self._sealed = 0
-        """A bit for each unit that is sealed, all bits once the header is; a put that waits for more is to cost
-        little memory."""
+        """A bit for each unit that is sealed, all bits once the header is. A put that waits is to cost little
+        memory."""
         self._proofs = bytearray()
 
     def tag(self) -> int:

@@ -450,14 +450,13 @@ class SlotWriter(Writer):
         for pending in (*slot_writes, directory_write):
             cause = yield from wait_for(channel, pending, deadline)
             if cause is not None:
-                named: MissCause | None = cause
-                if pending is not directory_write:
-                    until = min(deadline, channel.now() + ANSWER_SECONDS)
-                    for other in slot_writes[slot_writes.index(pending) + 1 :]:
-                        yield from wait_for(channel, other, until)
-                    named = yield from wait_for(channel, directory_write, until)
-                if cause is MissCause.CORRUPT and named in (None, MissCause.CORRUPT):
-                    # The enclosure answered both, as one that is full does: neither lands any more. Flash may
+                causes: list[MissCause | None] = [cause]
+                until = min(deadline, channel.now() + ANSWER_SECONDS)
+                for other in (*slot_writes, directory_write):
+                    if other is not pending:
+                        causes.append((yield from wait_for(channel, other, until)))
+                if cause is MissCause.CORRUPT and all(each in (None, MissCause.CORRUPT) for each in causes):
+                    # The enclosure answered all, as one that is full does: none lands any more. Flash may
                     # name a value that is not there, and the next writer of the directory reads it.
                     cached.disprove(reservation.slot, entry.generation)
                 else:
