@@ -92,14 +92,22 @@ class RpingServer:
         peer = _Peer(request, size)
         try:
             request.accept()
-            texts = [self._round(peer) for _ in range(rounds)]
+            texts = []
+            for _ in range(rounds):
+                texts.append(self._until_last_words(peer))
+                # rxe completes a receive before it acknowledges it, and the client leaves with the last one.
+                # Whether it had these words is for its exit code to say.
+                is_last = len(texts) == rounds
+                with contextlib.suppress(ConnectionError) if is_last else contextlib.nullcontext():
+                    peer.say(0, 0, 0)
             leaves()
             return texts
         finally:
             peer.close()
 
     @staticmethod
-    def _round(peer: _Peer) -> bytes:
+    def _until_last_words(peer: _Peer) -> bytes:
+        """A round but for the second answer; the client's text."""
         address, key, length = peer.hear()
         peer.cmid.post_read(peer.text, length, address, key, IBV_SEND_SIGNALED)
         peer.sent()
@@ -108,7 +116,6 @@ class RpingServer:
         address, key, length = peer.hear()
         peer.cmid.post_write(peer.text, length, address, key, IBV_SEND_SIGNALED)
         peer.sent()
-        peer.say(0, 0, 0)
         return text
 
     def close(self) -> None:
