@@ -25,7 +25,6 @@ from typing import Final
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused, ReplacedMeanwhile, TooLong
 from agent.pool.format.eviction_choice import Choice
-from agent.pool.late_answers import wait_for
 from agent.pool.mutable.look_ahead import Look
 from agent.pool.mutable.newest import SlotAsked, top_of
 from agent.pool.steps import IoChannel, Steps, beside
@@ -262,10 +261,8 @@ class ReplacingWriter(SlotWriter):
             yield from self._vouched_for(channel, reservation, deadline)
         writes = self._send_last(channel)
         writes.append(channel.write(cached.namespace, reservation.offset, parts, more=not self._older))
-        for slot_write in writes if self._older else ():
-            cause = yield from wait_for(channel, slot_write, deadline)
-            if cause is not None:
-                self._fail(channel, slot_write, cause)
+        if self._older:
+            yield from self._wait_for_all(channel, writes, deadline)
         beside: list[HeaderErase] = []
         for older in self._older:
             if older.cached is cached:

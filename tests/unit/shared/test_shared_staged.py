@@ -181,6 +181,7 @@ def test_programs_at_random_under_faults_leave_nothing() -> None:
         nothing_is_held(files, bounds)
 
 
+@pytest.mark.interpreted
 def test_a_chunk_whose_older_bytes_did_not_come_is_no_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     files = SharedPool().agent()
     older = bytes(range(1, 256)) * (2 * CHUNK // 255 + 1)
