@@ -16,6 +16,7 @@ costs as much as a value: the next ones are begun when half of those under way h
 """
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -32,7 +33,6 @@ from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.name_together import NOT_IN_TIME, UnnamedWriter
 from agent.pool.write.put import NO_ANSWER, UNREAD, is_known, may_take
-from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
 AT_ONCE: Final = 16
@@ -46,6 +46,10 @@ SLOW_SECONDS: Final = 0.05
 SEND_BYTES: Final = 3 << 20
 """Of the worker's send buffer, for all values of a call."""
 _PAGE_BYTES: Final = 4096
+_SEALING: Final = threading.Lock()
+"""One worker of a process seals a call's values at a time. Each seal lets go of the interpreter's lock for
+some microseconds. Two workers that seal side by side hand that lock to each other at every value, and a
+hand-over takes as long as the cipher does. Its holder only tries other locks, and waits for no enclosure."""
 
 
 class Untried:
@@ -104,12 +108,6 @@ class TogetherWriter(UnnamedWriter):
         self._reserve(channel, usable, everywhere=len(usable) == len(targets))
         self._end = length
         return True
-
-    @property
-    def reservation(self) -> Reservation:
-        reservation = self._reservation
-        assert reservation is not None
-        return reservation
 
 
 class _Put:
@@ -276,8 +274,9 @@ class _Batch:
                     wanted.append(cached)
         for cached, more in _in_volleys(wanted):
             self._parts.start(cached.namespace, self._load(cached, more=more))
-        for put in begun:
-            self._is_read(put)
+        with _SEALING:
+            for put in begun:
+                self._is_read(put)
 
     def _load(self, cached: CachedSet, *, more: bool) -> Part:
         channel, at = self._channel, id(cached)
@@ -380,18 +379,16 @@ class _Batch:
         if channel.now() >= until:
             self._refuse(puts, NOT_IN_TIME)
             return
-        left: list[_Put] = []
-        for put in puts:
-            if put.writing.is_vouched_for(channel):
-                left.append(put)
-                continue
-            try:
-                yield from put.writing.vouch(channel, until)
-                left.append(put)
-            except PutRefused as refused:
-                self._end(put, refused)
-        if not left:
-            return
+        left = list(puts)
+        if not self._may_be_named(puts):
+            for put in puts:
+                try:
+                    yield from put.writing.vouch(channel, until)
+                except PutRefused as refused:
+                    left.remove(put)
+                    self._end(put, refused)
+            if not left:
+                return
         with cached.guard:
             assert cached.directory is not None
             image = cached.directory.copy()
@@ -404,16 +401,20 @@ class _Batch:
         try:
             unnamed = yield from wait_for(channel, naming, until)
             while left:
-                if not any(_slot_write(put).done for put in left):
+                ended = [put for put in left if _slot_write(put).done]
+                if not ended:
                     yield AnyOf([_slot_write(put) for put in left], until)
-                # Where none is done the time is up, for all of them.
-                for put in [put for put in left if _slot_write(put).done] or list(left):
+                    # Where none is done the time is up, for all of them.
+                    ended = [put for put in left if _slot_write(put).done] or list(left)
+                may_be_named = self._may_be_named(ended)
+                for put in ended:
                     pending = _slot_write(put)
                     unwritten = miss_cause_of(channel, pending, (yield Wait(pending, until)))
                     left.remove(put)
                     cause = unwritten or unnamed
                     if cause is None:
-                        if put.writing.named_at_once(channel, image):
+                        if may_be_named:
+                            put.writing.show_stored(channel, image)
                             self._end(put, True)
                         else:
                             yield from self._name(put, image, entries[put.number])
@@ -428,6 +429,12 @@ class _Batch:
                     if not pending.done:
                         channel.abandon(pending)
                 self._fail(put, naming, MissCause.LATE, entries[put.number], is_answered=False)
+
+    def _may_be_named(self, puts: Sequence[_Put]) -> bool:
+        """Whether the keys that they are sealed by are known to be good, without a question. Mostly it is one
+        key."""
+        codecs = {put.writing.reservation.sealer.codec for put in puts}
+        return all(self._volume.vouches_at_once(self._channel, codec) for codec in codecs)
 
     def _name(self, put: _Put, image: Directory, entry: Entry) -> Steps[None]:
         """Its slot and its entry are on flash."""
