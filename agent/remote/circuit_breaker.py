@@ -161,6 +161,12 @@ class Outstanding:
         self._until = deadline
         return deadline
 
+    def gives_way(self, now: float) -> None:
+        """The wait ends before its time, for its worker is needed. The namespace is late, and nobody's patience
+        has come to its end."""
+        self._until = now
+        self._is_patient = False
+
     def answered(self, now: float, *, failed: bool, lost: bool = False, waited: float | None = None) -> None:
         """The answer came, or as much of it as was wanted. `failed`: an error of the namespace's own; `lost`:
         the path died under it, which says nothing of the namespace.
