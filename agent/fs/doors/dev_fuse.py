@@ -192,7 +192,9 @@ class DevFuseDoor:
             after.is_free = False
             reply = answer(request, received, data, room, runner)
             if reply is AGAIN:
-                reply = None if parked.put(request[:received], descriptor) else self.session.refusal_of(request)
+                reply = (
+                    None if parked.put(request[:received], descriptor) else self.session.refusal_of(request)
+                )
             if reply is not None:
                 try:
                     writev(descriptor, reply)

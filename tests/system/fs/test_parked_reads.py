@@ -72,7 +72,9 @@ class Rig:
         except OSError as refused:
             return refused.errno or 0
         finally:
-            with contextlib.suppress(OSError):  # the mount has gone, and the descriptor is closed all the same
+            with contextlib.suppress(
+                OSError
+            ):  # the mount has gone, and the descriptor is closed all the same
                 os.close(descriptor)
 
 

@@ -320,7 +320,9 @@ def test_a_read_that_may_come_again_gives_way_beside_others_that_wait(rig: Rig) 
     with pytest.raises(GaveWay):
         rig.channel.run(read_of_a_file(rig))
     assert (rig.clock.now, rig.paths[0].queues[0].sent) == (began, sent), "it is not sent there again"
-    assert rig.health.may_ask(rig.clock.now, patient=True), "nobody has waited as long as files are waited for"
+    assert rig.health.may_ask(rig.clock.now, patient=True), (
+        "nobody has waited as long as files are waited for"
+    )
     rig.waits.give_back(rig.health)
     rig.paths[0].answers = True
     rig.channel.run(read_of_a_file(rig))
