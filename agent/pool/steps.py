@@ -105,8 +105,8 @@ class IoChannel(Protocol):
         read. What gets of a cache have found late is not held against them."""
 
     def comes_again(self) -> None:
-        """The steps under way change nothing, so they may be run once more. They give way where their door can
-        put a request aside until then (agent/fs/doors/parked_requests.py): who runs them gets `GaveWay`."""
+        """The steps under way change nothing, so they may be run once more. They give way where their door
+        can put a request aside until then (agent/fs/doors/parked_requests.py): who runs them gets `GaveWay`."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""
@@ -183,8 +183,8 @@ class Runner(Protocol):
 
 
 class GaveWay(Exception):
-    """The steps would have held one worker too many of their door, and nothing came of them. Ask for them again
-    once another worker has ended its wait."""
+    """The steps would have held one worker too many of their door, and nothing came of them. Ask for them
+    again once another worker has ended its wait."""
 
 
 class NoRunner:

@@ -162,8 +162,8 @@ class Outstanding:
         return deadline
 
     def gives_way(self, now: float) -> None:
-        """The wait ends before its time, for its worker is needed. The namespace is late, and nobody's patience
-        has come to its end."""
+        """The wait ends before its time, for its worker is needed. The namespace is late, but no reader of a
+        file has waited in vain."""
         self._until = now
         self._is_patient = False
 

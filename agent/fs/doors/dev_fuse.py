@@ -192,9 +192,8 @@ class DevFuseDoor:
             after.is_free = False
             reply = answer(request, received, data, room, runner)
             if reply is AGAIN:
-                reply = (
-                    None if parked.put(request[:received], descriptor) else self.session.refusal_of(request)
-                )
+                is_aside = parked.put(request[:received], descriptor)
+                reply = None if is_aside else self.session.refusal_of(request)
             if reply is not None:
                 try:
                     writev(descriptor, reply)

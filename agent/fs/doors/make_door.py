@@ -22,8 +22,8 @@ def make_door(
     after_reply: AfterReply | None = None,
     parked: ParkedRequests | None = None,
 ) -> Door:
-    """`after_reply`: where a face puts work off; `parked`: where steps may give way. The door by pyfuse3 answers
-    when all is done, and has its workers wait."""
+    """`after_reply`: where a face puts work off; `parked`: where steps may give way. The door by pyfuse3
+    answers when all is done, and has its workers wait."""
     # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
     if kind == "pyfuse3":
         from agent.fs.doors.pyfuse3_door import Pyfuse3Door

@@ -1,6 +1,6 @@
-"""Requests that a door has put aside, for each would have held one worker too many (agent/remote/long_waits.py).
+"""Requests that a door has put aside: each would have held one worker too many (agent/remote/long_waits.py).
 
-Such a request changes nothing, and ended early (`GaveWay`). The kernel waits for its answer, not for a worker.
+Such a request changes nothing, and ended early (`GaveWay`). The kernel waits for its answer, without a worker.
 The request is served again once a worker's long wait is over: by that worker, after its reply. The wait may
 have ended with an answer of the enclosure, or in vain; then the next request waits in its place, until the
 circuit breaker refuses the rest.
@@ -81,8 +81,8 @@ class ParkedRequests:
             return self._waiting.popleft() if self._waiting else None
 
     def leave(self, workers: int) -> None:
-        """A worker has ended, of so many. With the last of them the kernel is to answer in the door's place, which
-        it does once every descriptor is closed."""
+        """A worker has ended, of so many. With the last of them the kernel is to answer in the door's place,
+        which it does once every descriptor is closed."""
         with self._lock:
             self._ended += 1
             is_last = self._ended >= workers

@@ -210,8 +210,8 @@ class FuseSession:
     def answer(
         self, request: memoryview, received: int, data: memoryview, room: Target, runner: Runner
     ) -> Reply | None:
-        """Serve one request to its end; None where the protocol has no answer to it. `AGAIN`: its steps gave way,
-        which only a runner that was told that it may has them do.
+        """Serve one request to its end; None where the protocol has no answer to it. `AGAIN`: its steps gave
+        way, as only a runner lets them whose door puts requests aside.
 
         `received` counts all bytes of the request, those in `data` included. The reply's buffers may lie
         in `room` and hold until the worker's next request.

@@ -169,7 +169,7 @@ class OpenFile:
     def _borrow(self, number: int, origin: bytes) -> _ChunkReader:
         with self._lock:
             chunk = self._readers.get(number)
-            # While another worker begins to read it, perhaps for long, a reader of one's own: a header costs less.
+            # Another worker begins to read it, perhaps for long: a header costs less than to wait for that.
             is_own = chunk is not None and bool(chunk.users) and chunk.reading.length is None
             if chunk is None or is_own:
                 key = chunk_key(origin, number)

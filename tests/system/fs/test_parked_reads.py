@@ -1,4 +1,4 @@
-"""Reads that the hot door puts aside on a real mount: others are served meanwhile, and they are answered at last."""
+"""Reads that the hot door puts aside on a real mount: others are served meanwhile, then these are answered."""
 
 from __future__ import annotations
 

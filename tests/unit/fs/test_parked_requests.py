@@ -54,7 +54,8 @@ def test_as_many_are_put_aside_as_may_be(descriptor: int) -> None:
     assert not parked.put(REQUEST, descriptor)
     row = {row["name"]: row for row in bounds.snapshot()}["parked-requests"]
     assert (row["held"], row["limit"], row["refusals"]) == (PARKED.most, PARKED.most, 1)
-    assert (taken := parked.take()) is not None
+    taken = parked.take()
+    assert taken is not None
     os.close(taken.descriptor)
     assert parked.put(REQUEST, descriptor), "there is room again"
     parked.close()
