@@ -106,7 +106,7 @@ class IoChannel(Protocol):
 
     def comes_again(self) -> None:
         """The steps under way change nothing, so they may be run once more. They give way where their door
-        can put a request aside until then (agent/fs/doors/parked_requests.py): who runs them gets `GaveWay`."""
+        can put a request aside (agent/fs/doors/parked_requests.py): who runs them gets `GaveWay` then."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""

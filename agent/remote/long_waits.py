@@ -8,7 +8,7 @@ is none, the wait ends as at its deadline. While a namespace has let somebody wa
 there, further puts are not sent to it.
 
 Only steps that said so give way (`WorkerChannel.gives_way`): puts and deletes of values. Those that
-read a file do (`comes_again`) where their door puts such a request aside: it is served later, for a file is no
+read a file do (`comes_again`) where their door puts the request aside: it is served later, for a file is no
 cache. Writers of files wait as long as they always did. An agent with one worker has nobody to keep free: it
 waits too.
 """

@@ -1,6 +1,6 @@
 """Requests that a door has put aside: each would have held one worker too many (agent/remote/long_waits.py).
 
-Such a request changes nothing, and ended early (`GaveWay`). The kernel waits for its answer, without a worker.
+Such a request changes nothing, and ended early (`GaveWay`). The kernel waits for its answer, no worker does.
 The request is served again once a worker's long wait is over: by that worker, after its reply. The wait may
 have ended with an answer of the enclosure, or in vain; then the next request waits in its place, until the
 circuit breaker refuses the rest.

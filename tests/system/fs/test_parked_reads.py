@@ -1,4 +1,4 @@
-"""Reads that the hot door puts aside on a real mount: others are served meanwhile, then these are answered."""
+"""Reads that the hot door puts aside on a real mount: others are served, then these are answered."""
 
 from __future__ import annotations
 

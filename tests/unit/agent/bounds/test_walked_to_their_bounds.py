@@ -176,8 +176,7 @@ ELSEWHERE = {
     "shared-staged-bytes", "parked-requests",
 }  # fmt: skip
 """Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_s3_rdma.py,
-test_metrics_listener.py, test_query_door.py, test_parked_requests.py,
-tests/unit/shared/test_shared_bounds.py."""
+test_metrics_listener.py, test_query_door.py, test_parked_requests.py, unit/shared/test_shared_bounds.py."""
 CONFIGURED = {
     "directories", "prestaged-bytes", "registered-bytes", "begun-bytes", "write-back-bytes", "staging-bytes",
     "fs-nodes", "stored-later",
