@@ -27,7 +27,7 @@ REQUEST_BYTES_MAX: Final = 4096
 
 
 class Parked(NamedTuple):
-    """A request as it was read, and a descriptor for its answer, which whoever takes the request closes."""
+    """A request as it was read, and a descriptor for its answer. Who takes the request closes it."""
 
     request: bytes
     descriptor: int

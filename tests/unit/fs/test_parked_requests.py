@@ -83,6 +83,6 @@ def test_with_its_last_worker_a_door_lets_go_of_every_descriptor(descriptor: int
     parked.leave(2)
     assert not len(parked)
     assert not parked.put(REQUEST, descriptor)
-    assert is_open(in_hand.descriptor), "whoever took it closes it"
+    assert is_open(in_hand.descriptor), "its taker closes it"
     assert not parked.put_back(in_hand)
     assert not is_open(in_hand.descriptor)
