@@ -227,6 +227,13 @@ class WorkerChannel:
         health, fabric = self._fabric.health[namespace], self._fabric
         return health.trusted and fabric.nguids[namespace] not in fabric.taken and not self._is_full(health)
 
+    def _is_refused(self, health: Health, now: float) -> bool:
+        """The breaker comes first: nobody is put aside to wait for what refuses everybody."""
+        patient = self._is_patient
+        if health.refuses(now, patient=patient) or self._is_full(health):
+            return True
+        return not health.may_ask(now, patient=patient)
+
     def _is_full(self, health: Health) -> bool:
         is_full = self._waits is not None and self._waits.is_full(health)
         self._gave_way = self._gave_way or (is_full and self._comes_again)
@@ -332,9 +339,7 @@ class WorkerChannel:
         ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
         if not ways:
             pending.fail("there is no way to the namespace")
-        elif self._is_full(fabric.health[namespace]) or not fabric.health[namespace].may_ask(
-            now, patient=self._is_patient
-        ):
+        elif self._is_refused(fabric.health[namespace], now):
             pending.fail(NOT_ANSWERING)
         elif not is_read and fabric.nguids[namespace] in fabric.taken:
             pending.fail(f"the namespace carries pool {fabric.taken[fabric.nguids[namespace]]} now")

@@ -365,3 +365,16 @@ def test_what_gave_way_and_came_by_another_way_is_there(rig: Rig) -> None:
         return "the first copy"
 
     assert rig.channel.run(steps()) == "the other copy"
+
+
+def test_nobody_is_put_aside_where_the_circuit_breaker_refuses(rig: Rig) -> None:
+    """Another reader's probe is under way, and has the place."""
+    rig.channel.share_waits(rig.waits, may_park=True)
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    for _ in range(PATIENT_LATE_BEFORE_PAUSE):
+        rig.health.late(rig.clock.now, patient=True)
+    began = rig.clock.now
+    with pytest.raises(FileIsNotRead):
+        rig.channel.run(read_of_a_file(rig))
+    assert rig.clock.now == began
