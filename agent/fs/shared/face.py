@@ -174,8 +174,13 @@ class SharedFace(FileSystem):
             return shown(ino, found)
         return (yield from self._volume_folder(ino))
 
-    def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
+    def _lookup(
+        self, caller: Caller, volume: SharedVolume, path: bytes, *, is_all: bool = True
+    ) -> Steps[Entry]:
+        """`is_all`: nothing else is done for the request."""
         before = self._habits.leads_to(volume.name, path)
+        if is_all:
+            self._channel().comes_again()
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
@@ -534,7 +539,7 @@ class SharedFace(FileSystem):
         finally:
             writer.abandon()
             self._open_writers.give_back(writer.holder)
-        return (yield from self._lookup(caller, volume, path))
+        return (yield from self._lookup(caller, volume, path, is_all=False))
 
     def _writer(
         self,
@@ -674,7 +679,9 @@ class SharedFace(FileSystem):
             raise FsError(errno.ENFILE, "too many files are open")
         self._discards.opened(manifest)
         self._habits.opened(caller, ino)
-        held = self._habits.take_held(ino, self._channel().now())
+        channel = self._channel()
+        channel.comes_again()
+        held = self._habits.take_held(ino, channel.now())
         try:
             held = held or (yield from self._whole.hold(caller.holder, node))
         except BaseException:
@@ -704,7 +711,9 @@ class SharedFace(FileSystem):
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
         found = self._handle(handle)
         if found.reading is not None:
-            return (yield from found.reading.read(self._channel(), offset, into))
+            channel = self._channel()
+            channel.comes_again()
+            return (yield from found.reading.read(channel, offset, into))
         assert found.writer is not None
         return (yield from found.writer.read(self._channel(), offset, into))
 

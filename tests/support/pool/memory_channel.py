@@ -139,6 +139,8 @@ class MemoryChannel:
 
     def has_patience(self) -> None: ...
 
+    def comes_again(self) -> None: ...
+
     def queue_depth(self) -> int:
         return QUEUE_DEPTH
 
