@@ -442,7 +442,7 @@ class SharedFace(FileSystem):
             behind = found if is_moved else there
             replaced = None if isinstance(behind, MissCause) else behind
             yield from writer.move(channel, new_path, replaced, is_moved=is_moved)
-            self._written.note(ino, writer)
+            self._note_written(ino, writer)
             self._nodes.moved(ino, new_path)
 
     # -- opening --------------------------------------------------------------------------------
@@ -570,6 +570,13 @@ class SharedFace(FileSystem):
         if is_new:
             self._written.note(ino, writer)
         return True
+
+    def _note_written(self, ino: int, writer: FileWriter) -> None:
+        """Note the name of a file that is being written, unless its last close has come meanwhile."""
+        node = self._nodes.find(ino)
+        with self._lock:  # the last close drops the name after it has taken the writer out
+            if node is not None and node.writer is writer:
+                self._written.note(ino, writer)
 
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
         handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=writes(flags)))
