@@ -125,7 +125,7 @@ class SharedFace(FileSystem):
         self._owner = owner
         self._ahead = ahead
         self._nodes = Nodes(bounds, epoch)
-        self._habits = Habits()
+        self._habits = Habits(self._unnamed)
         self._under_way = ReadsUnderWay()
         self._seen = NamesSeen() if seen is None else seen
         self._handles: dict[int, _Handle] = {}
@@ -618,6 +618,7 @@ class SharedFace(FileSystem):
 
     def _open_whole(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
         """Open what is written from an earlier content on, which is there whole and stays."""
+        self._written.retried(caller, node)  # if it is not there whole, no lookup is told of it again
         while True:
             manifest = node.manifest
             assert manifest is not None
