@@ -318,12 +318,9 @@ def test_the_names_of_a_volume_are_counted(files: Files) -> None:
 def test_what_is_held_for_who_looked_a_file_up_is_let_go_of_where_nobody_comes(alone: float) -> None:
     files = one_set(alone).agent()
     files.put("f", content(4))
-    files.get("f")
-    files.put("g", content(4))
-    for _ in range(2):
-        assert files.stat("f") is not None, "a thread that opens what it looks up"
-        files.channel.clock += READY_SECONDS / 2
-        files.name()
+    files.release(files.open("f"))
+    assert files.stat("f") is not None, "a thread that opens what it looks up"
+    files.name()
     assert len(files.chunks.holds.held) == 4
     files.channel.clock += 2 * READY_SECONDS
     files.name()
