@@ -125,7 +125,7 @@ class SharedFace(FileSystem):
         self._owner = owner
         self._ahead = ahead
         self._nodes = Nodes(bounds, epoch)
-        self._habits = Habits()
+        self._habits = Habits(self._unnamed)
         self._under_way = ReadsUnderWay()
         self._seen = NamesSeen() if seen is None else seen
         self._handles: dict[int, _Handle] = {}
@@ -447,7 +447,7 @@ class SharedFace(FileSystem):
             behind = found if is_moved else there
             replaced = None if isinstance(behind, MissCause) else behind
             yield from writer.move(channel, new_path, replaced, is_moved=is_moved)
-            self._written.note(ino, writer)
+            self._note_written(ino, writer)
             self._nodes.moved(ino, new_path)
 
     # -- opening --------------------------------------------------------------------------------
@@ -576,6 +576,13 @@ class SharedFace(FileSystem):
             self._written.note(ino, writer)
         return True
 
+    def _note_written(self, ino: int, writer: FileWriter) -> None:
+        """Note the name of a file that is being written, unless its last close has come meanwhile."""
+        node = self._nodes.find(ino)
+        with self._lock:  # the last close drops the name after it has taken the writer out
+            if node is not None and node.writer is writer:
+                self._written.note(ino, writer)
+
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
         handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=writes(flags)))
         return Opened(handle, direct_io=True, parallel_direct_writes=True)
@@ -616,6 +623,7 @@ class SharedFace(FileSystem):
 
     def _open_whole(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
         """Open what is written from an earlier content on, which is there whole and stays."""
+        self._written.retried(caller, node)  # if it is not there whole, no lookup is told of it again
         while True:
             manifest = node.manifest
             assert manifest is not None
