@@ -121,6 +121,24 @@ def test_nixl_has_no_volume_that_could_be_wrong() -> None:
     assert "Invalid value for --volume: NIXL goes by files of /fs" in done.output
 
 
+@pytest.mark.parametrize("word", ["--volume", "--python"])
+def test_llama_cpp_has_no_volume_and_no_interpreter(word: str) -> None:
+    words = ["doctor", "--engine", "llama-cpp", word, "WRONG"]
+    done = CliRunner().invoke(_application("doctor"), words, env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"Invalid value for {word}: llama.cpp's server goes by files of /shared" in done.output
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_llama_cpp_is_looked_at_by_our_own_interpreter(tmp_path: Path, shared: bool) -> None:
+    (tmp_path / ".g35").mkdir()
+    if shared:
+        (tmp_path / "shared/all").mkdir(parents=True)
+    (found,) = engine_findings(Engine.LLAMA_CPP, None, str(tmp_path), "kv")
+    assert (found.name, found.verdict) == ("/shared", Verdict.OK if shared else Verdict.MISSING)
+    assert found.detail == (f"a page written and read in {tmp_path}/shared/all" if shared else "no shared volume")
+
+
 @pytest.mark.expects_log("no g35 pool at /nowhere")
 def test_a_mount_that_is_not_there_is_a_finding() -> None:
     place = engine_check.Place("/nowhere", "kv")
