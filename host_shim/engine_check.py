@@ -407,6 +407,15 @@ def _names_ours(engine: str, document: Any) -> bool:
         return True
 
 
+def stores_files_alone(engine: str, given: str | None) -> bool:
+    """Whether a configuration names a folder of files, and no connector of ours."""
+    try:
+        document = read_document(given or "")
+    except (ValueError, OSError):
+        return False
+    return bool(folders_of(engine, document)) and not _names_ours(engine, document)
+
+
 def _is_within(path: str, mount: str) -> bool:
     mount = os.path.abspath(mount)
     return os.path.isabs(path) and os.path.commonpath((os.path.abspath(path), mount)) == mount

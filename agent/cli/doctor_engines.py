@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from host_shim.engine_check import why_no_pool
+from host_shim.engine_check import stores_files_alone, why_no_pool
 
 _SOURCE = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 180.0
@@ -41,7 +41,7 @@ class Finding:
 
 
 class Engine(StrEnum):
-    """What host_shim/engine_check.py knows. llama.cpp's server has no interpreter: ours looks at its folder."""
+    """What host_shim/engine_check.py knows. llama.cpp's server has no interpreter; ours does its check."""
 
     LLAMA_CPP = "llama-cpp"
     LMCACHE = "lmcache"
@@ -77,11 +77,12 @@ def engine_findings(
         if "No module named 'host_shim" in done.stderr and not done.stdout:
             done = _asked(interpreter, arguments, str(_SOURCE))
             if name not in _NEED_NOTHING_OF_OURS:
+                is_needed = python is not None and not stores_files_alone(name, options)
                 yield Finding(
                     "host_shim",
-                    Verdict.MISSING if python else Verdict.WITHOUT,
+                    Verdict.MISSING if is_needed else Verdict.WITHOUT,
                     f"not installed for {interpreter}; what follows is with {_SOURCE}",
-                    f"{interpreter} -m pip install {_SOURCE / 'host_shim'}",
+                    f"for our connector: {interpreter} -m pip install {_SOURCE / 'host_shim'}",
                 )
         lines = done.stdout.splitlines()
         found = json.loads(lines[-1]) if lines else None

@@ -4,9 +4,10 @@
 
 The tests are the engine's, from its source distribution, and are handed in as they are; nothing of them lies
 in this tree. `--packages`: a folder with pytest for the engine's interpreter (`pip install --target FOLDER
-pytest`). Each round runs them by two processes at the same time, each with its temporary folders in another
-agent's mount of one volume: pytest's, and Python's own (TMPDIR). What a fault costs is a test that expects to find what it stored. A round prints
-each test that failed and what it said, for a person to see that it is a miss and no wrong byte.
+pytest`). Each round runs them by two processes at the same time. Each has its temporary folders in another
+agent's mount of one volume: pytest's, and Python's own (TMPDIR). What a fault costs is a test that expects to
+find what it stored. A round prints each test that failed and what it said, for a person to see that it is a
+miss and no wrong byte.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class Run:
 class Judge:
     """A pool with two agents, and an engine's tests to run on it."""
 
-    def __init__(self, processes: Processes, folder: Path, python: Path, tests: list[Path], packages: Path) -> None:
+    def __init__(
+        self, processes: Processes, folder: Path, python: Path, tests: list[Path], packages: Path
+    ) -> None:
         self._processes, self._folder = processes, folder
         self._python, self._tests, self._packages = python, tests, packages
         self.pool = PoolUp(processes, folder / "state", *POOL)

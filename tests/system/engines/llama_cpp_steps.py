@@ -27,6 +27,8 @@ QUESTION = 16
 GENERATED = 8
 THREADS = 2
 ANSWER_SECONDS = 100.0
+TRIES = 3
+"""A pool on a busy machine may refuse once, or answer too late."""
 
 
 class Engine:
@@ -81,12 +83,13 @@ class Engine:
         )  # fmt: skip
 
     def _slot(self, action: str, prompt: int) -> dict[str, Any]:
-        """What the server said of the slot's file; empty where it refused."""
-        try:
-            return self._post(f"/slots/0?action={action}", filename=f"prompt-{prompt}.bin")
-        except urllib.error.HTTPError as refused:
-            print(f"{action} refused: {refused.read().decode()}")
-            return {}
+        """What the server said of the slot's file; empty where it refused each time."""
+        for _ in range(TRIES):
+            try:
+                return self._post(f"/slots/0?action={action}", filename=f"prompt-{prompt}.bin")
+            except urllib.error.HTTPError as refused:
+                print(f"{action} refused: {refused.read().decode()}")
+        return {}
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         address = self._server.listening_address
