@@ -34,7 +34,8 @@ ROUND_SECONDS = 600.0
 LINE_CHARACTERS = 150
 MISREAD_PROBABILITY = 0.2
 STOPPED_AFTER, STOPPED_FOR = 3, 8
-"""Tests of each run that have passed before an enclosure is stopped, and those that end until it goes on."""
+"""Tests that each run has behind it before an enclosure is stopped, and how many more of the quicker run end
+until it goes on."""
 ROUNDS = ("whole", "misread", "stopped", "after")
 POOL = ("--drive-size", "8G", "--read-deadline-ms", "2000", "--drives", "1", "--shared")
 """Sparse drives, so large that two agents seldom write one directory at once (docs/limits.md)."""
@@ -122,20 +123,25 @@ class Judge:
             self.pool.fault(enclosure, "heal", drive=0)
 
     def stop_enclosure_for_a_while(self, runs: list[Started]) -> None:
-        """SIGSTOP for an enclosure once both runs are under way, SIGCONT some tests later."""
-        self._wait_ended(runs, STOPPED_AFTER)
+        """SIGSTOP for an enclosure once both runs are under way, SIGCONT some tests of one of them later."""
+
+        def ended(run: Started, count: int) -> bool:
+            return len(ENDED.findall(run.output)) >= count or not run.running
+
+        wait_until(
+            lambda: all(ended(run, STOPPED_AFTER) for run in runs), ROUND_SECONDS, "both runs to be under way"
+        )
+        before = [len(ENDED.findall(run.output)) for run in runs]
         pid = self.pool.pid("jbof-1")
         os.kill(pid, signal.SIGSTOP)
         try:
-            self._wait_ended(runs, STOPPED_AFTER + STOPPED_FOR)
+            wait_until(
+                lambda: any(ended(run, count + STOPPED_FOR) for run, count in zip(runs, before, strict=True)),
+                ROUND_SECONDS,
+                f"{STOPPED_FOR} tests to end",
+            )
         finally:
             os.kill(pid, signal.SIGCONT)
-
-    def _wait_ended(self, runs: list[Started], count: int) -> None:
-        def ended() -> bool:
-            return all(len(ENDED.findall(each.output)) >= count or not each.running for each in runs)
-
-        wait_until(ended, ROUND_SECONDS, f"{count} tests of each run to end")
 
 
 def read_report(path: Path) -> Run:
