@@ -29,6 +29,7 @@ from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Judge
 from agent.fs.interface import (
+    FIXED_SECONDS,
     NOBODY,
     ROOT_INODE,
     Attributes,
@@ -170,9 +171,10 @@ class SharedFace(FileSystem):
     def _volume_folder_again(self, ino: int) -> Steps[Attributes]:
         """The same for the kernel, which asks again after each file that it has made in the folder."""
         until, found = self._volume_folders.get(ino, (0.0, None))
-        if found is not None and self._channel().now() < until:
-            return shown(ino, found)
-        return (yield from self._volume_folder(ino))
+        left = until - self._channel().now()
+        if found is None or left <= 0:
+            return replace((yield from self._volume_folder(ino)), valid_seconds=FOLDER_SECONDS)
+        return replace(shown(ino, found), valid_seconds=left)
 
     def _lookup(
         self, caller: Caller, volume: SharedVolume, path: bytes, *, is_all: bool = True
@@ -248,7 +250,8 @@ class SharedFace(FileSystem):
 
     def _root(self) -> Attributes:
         mode = stat.S_IFDIR | FOLDER_MODE
-        return Attributes(SHARED_ROOT, mode, nlink=2, uid=self._owner[0], gid=self._owner[1])
+        uid, gid = self._owner
+        return Attributes(SHARED_ROOT, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS)
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
