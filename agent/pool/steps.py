@@ -102,7 +102,7 @@ class IoChannel(Protocol):
 
     def has_patience(self) -> None:
         """The steps under way wait to their deadlines for a namespace that is slow: nobody else has what they
-        read. What gets of a cache have found late is not held against them."""
+        read, or takes what they write. What gets of a cache have found late is not held against them."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""

@@ -168,7 +168,8 @@ class WorkerChannel:
         pending = PendingRequest()
         if failed is None:
             pending.request = request
-            pending.goes_on(queue, built, Outstanding(health, now, is_read=False), 0, slot.began)
+            outstanding = Outstanding(health, now, is_read=False, is_patient=self._is_patient)
+            pending.goes_on(queue, built, outstanding, 0, slot.began)
         else:
             if built[0].cid >= 0:
                 request.over(built, fabric.fence, now, self)
@@ -356,6 +357,7 @@ class WorkerChannel:
         request = pending.request
         why = "there is no queue to the enclosure"
         ways = in_order(ways, now) if len(ways) > 1 else ways
+        patience = CONNECT_SECONDS if self._is_patient else CONNECT_WAIT_SECONDS
         if len(ways) > 1 and now >= self._warm_at:
             self._warm_at = now + WARM_SECONDS
             for way in ways:
@@ -364,7 +366,7 @@ class WorkerChannel:
             if request is not None and way.enclosure in request.tried:
                 continue
             slot = self._slot(way.enclosure)
-            queue = slot.take(now, CONNECT_WAIT_SECONDS if number == len(ways) - 1 else 0.0)
+            queue = slot.take(now, patience if number == len(ways) - 1 else 0.0, again=self._is_patient)
             if queue is None:
                 continue
             if request is not None:

@@ -4,7 +4,8 @@ After a few late answers in a row the namespace is left alone for a while, so th
 bounded part of the workers' time. Then one request is let through as a probe, and its answer decides. A
 refused request is a miss at once, with the enclosure's absence as its cause.
 
-What is late for a get is not for the reader of a file, who has nothing else. So a patient request
+What is late for a get is not for the reader of a file, who has nothing else, nor for a writer who needs this
+namespace. So a patient request
 (`IoChannel.has_patience`) waits to its deadline whatever its peers take, and is refused only after two
 patient ones in a row were late.
 agent/remote/outlier_detection.py compares all namespaces by the counts that are kept here, and sets `trusted`

@@ -40,8 +40,9 @@ class QueueSlot:
         self._waited_for = False
         """Whether a request has waited for the present try in vain: no other does."""
 
-    def take(self, now: float, patience: float = 0.0) -> HostQueue | None:
-        """The queue; None where there is none within `patience` seconds, and it is then being connected."""
+    def take(self, now: float, patience: float = 0.0, *, again: bool = False) -> HostQueue | None:
+        """The queue; None where there is none within `patience` seconds, and it is then being connected.
+        `again`: also where another request has waited for it in vain."""
         enclosure, queue = self.enclosure, self.queue
         if (
             queue is not None
@@ -66,7 +67,7 @@ class QueueSlot:
         if self._connecting is None and not self._begin_to_connect(now):
             return None
         assert self._connecting is not None
-        if self._connecting.wait(0.0 if self._waited_for else patience):
+        if self._connecting.wait(patience if again or not self._waited_for else 0.0):
             return self._connected()
         self._waited_for = self._waited_for or patience > 0
         return None

@@ -65,7 +65,7 @@ class TimedChannel:
         """Its worker has no door with others."""
 
     def has_patience(self) -> None:
-        """No file of /fs is read here."""
+        """No program waits for a file here: all steps go by what a get waits for."""
 
     def now(self) -> float:
         return self._clock.now
