@@ -102,7 +102,11 @@ class IoChannel(Protocol):
 
     def has_patience(self) -> None:
         """The steps under way wait to their deadlines for a namespace that is slow: nobody else has what they
-        read, or takes what they write. What gets of a cache have found late is not held against them."""
+        read. What gets of a cache have found late is not held against them."""
+
+    def waits_for_slow(self) -> None:
+        """The same for steps that change a file, where no other place will do: as long as the namespace
+        answers somebody once in a second, or has not let two of them wait in vain."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""

@@ -15,6 +15,8 @@ QUEUE_DEPTH: Final = 64
 CONNECT_SECONDS: Final = 1.0
 CONNECT_WAIT_SECONDS: Final = 0.04
 """How long the request that first wants a queue waits for it to be connected; then it is a miss."""
+CONNECT_PATIENT_SECONDS: Final = 0.25
+"""The same of each request that has nothing else: of a file."""
 RETRY_CONNECT_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 2.0
 """A queue that says nothing for so long, though commands were given up on it, is connected anew: a stream

@@ -67,6 +67,9 @@ class TimedChannel:
     def has_patience(self) -> None:
         """No program waits for a file here: all steps go by what a get waits for."""
 
+    def waits_for_slow(self) -> None:
+        """Likewise."""
+
     def now(self) -> float:
         return self._clock.now
 

@@ -203,7 +203,7 @@ class SharedFace(FileSystem):
     def _patient_channel(self) -> IoChannel:
         """For a change of names: by a look that came too late it would fail, or not see what is there."""
         channel = self._channel()
-        channel.has_patience()
+        channel.waits_for_slow()
         return channel
 
     def _place(self, parent: int, name: bytes) -> tuple[SharedVolume, bytes]:

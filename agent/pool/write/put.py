@@ -213,7 +213,7 @@ class SlotWriter(Writer):
                 trouble = yield from volume.load(channel, unread, half)
                 if not (volume.settings.may_lose or any(map(_is_read, sets)) or channel.now() >= half):
                     # A program hears of an error: one of the two is waited for.
-                    channel.has_patience()
+                    channel.waits_for_slow()
                     trouble = yield from volume.load(channel, unread, half)
             for found in volume.find(sets, self.pseudonym):
                 if found.is_live(channel):
@@ -243,7 +243,7 @@ class SlotWriter(Writer):
                 self._room_set_aside = True
             self._reserve(channel, usable, everywhere=everywhere, exchange=room is Room.EXCHANGE)
             if not volume.settings.may_lose:
-                channel.has_patience()  # from here on no other set will do
+                channel.waits_for_slow()  # from here on no other set will do
         finally:
             volume.give_back_sets(sets)
 

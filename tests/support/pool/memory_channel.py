@@ -170,6 +170,8 @@ class MemoryChannel:
     def has_patience(self) -> None:
         self._is_patient = True
 
+    waits_for_slow = has_patience
+
     def queue_depth(self) -> int:
         return QUEUE_DEPTH
 
