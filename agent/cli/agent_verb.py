@@ -77,7 +77,7 @@ def stay_on(cpus: Collection[int]) -> None:
         except OSError as error:
             raise ConfigError(
                 f"agent.cpus: Linux refuses it: {error.strerror}",
-                "a unit of systemd that refuses sched_setaffinity(2), as ours does, has CPUAffinity= for it",
+                "a unit of systemd that refuses sched_setaffinity(2) has CPUAffinity= for it",
             ) from error
 
 

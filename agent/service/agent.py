@@ -126,6 +126,7 @@ class Agent:
             queues.slots,
             links_of(configuration),
             FabricFence(fabric),
+            on_one_processor=settings.lends_single_slots,
         )
         if self.readers is not None:
             self.readers.lend_by(self.lender)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from agent.config.configuration import Configuration
+from agent.host_os.one_processor import chosen_processor, run_on
 from agent.host_os.worker_thread import OwnThread
 from agent.pool.access import ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
@@ -107,11 +108,17 @@ class SlotLender:
         queue_ids: range,
         links: int,
         fence: LentFence,
+        *,
+        on_one_processor: bool = False,
     ) -> None:
-        """`take`: the channel of a queue id, of which each thread has one. `links` of them are a reader's."""
+        """`take`: the channel of a queue id, of which each thread has one. `links` of them are a reader's.
+        `on_one_processor`: all threads run on the same one (agent/host_os/one_processor.py)."""
         self._links = links
         volumes = {each.settings.volume_id: each for each in served}
-        self._threads = [_Thread(number, volumes, take, at, fence) for number, at in enumerate(queue_ids)]
+        processor = chosen_processor() if on_one_processor else None
+        self._threads = [
+            _Thread(number, volumes, take, at, fence, processor) for number, at in enumerate(queue_ids)
+        ]
 
     def start(self) -> None:
         for each in self._threads:
@@ -139,8 +146,10 @@ class _Thread(OwnThread):
         take: Callable[[int], WorkerChannel],
         queue_id: int,
         fence: LentFence,
+        processor: int | None,
     ) -> None:
         super().__init__(f"slots-{number}", 5.0, "a thread that lends slots")
+        self._processor = processor
         self._volumes, self._take, self._queue_id, self._fence = volumes, take, queue_id, fence
         self._limit = 0.0
         """Of the waits at the link."""
@@ -156,6 +165,8 @@ class _Thread(OwnThread):
         super().stop()
 
     def _work(self) -> None:
+        if self._processor is not None:
+            run_on(self._processor)
         while (taken := self.waiting.get()) is not None:
             link, borrower = taken
             self._limit = 0.0

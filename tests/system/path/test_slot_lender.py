@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -51,11 +52,13 @@ time.sleep(600)
 class Stand:
     """A lender before memory, whose readers are whatever a test makes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_one_processor: bool = False) -> None:
         self.memory = Lending((1, 1))
         channel = cast(Any, self.memory.first.channel)
         served = [self.memory.first.served]
-        self.lender = SlotLender(served, lambda _: channel, range(LINKS), LINKS, self.memory)
+        self.lender = SlotLender(
+            served, lambda _: channel, range(LINKS), LINKS, self.memory, on_one_processor=on_one_processor
+        )
         self.borrower = Borrower()
         ours, self.theirs = link_pairs(LINKS)
         self.lender.start()
@@ -119,6 +122,43 @@ def test_values_over_real_sockets(stand: Stand) -> None:
     wait_until(lambda: not stand.reserved(), SOON, "the last call to end")
     for number in range(100):
         assert stand.memory.pool.agent().get(key_of(number)) == content(number)
+
+
+def processors_of_lenders() -> set[frozenset[int]]:
+    """Where each thread that lends may run."""
+    numbers = [each.native_id for each in threading.enumerate() if each.name.startswith("slots-")]
+    return {frozenset(os.sched_getaffinity(number)) for number in numbers if number is not None}
+
+
+def test_threads_that_lend_may_share_one_processor() -> None:
+    before = os.sched_getaffinity(0)
+    stand = Stand(on_one_processor=True)
+    try:
+        wait_until(lambda: [len(each) for each in processors_of_lenders()] == [1], SOON, "one processor")
+        assert os.sched_getaffinity(0) == before
+    finally:
+        stand.end()
+
+
+def test_where_linux_refuses_that_slots_are_lent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    stand = Stand(on_one_processor=True)
+    try:
+        steps = write_borrowed(
+            stand.memory.reader.volume,
+            stand.memory.reader.channel,
+            links_of(stand),
+            [key_of(1)],
+            [memoryview(content(1))],
+            SOON,
+        )
+        assert stand.memory.reader.channel.run(steps) == [True]
+        assert processors_of_lenders() == {frozenset(os.sched_getaffinity(0))}
+    finally:
+        stand.end()
 
 
 def test_all_links_in_use(stand: Stand) -> None:
