@@ -104,6 +104,10 @@ class IoChannel(Protocol):
         """The steps under way wait to their deadlines for a namespace that is slow: nobody else has what they
         read. What gets of a cache have found late is not held against them."""
 
+    def waits_for_slow(self) -> None:
+        """The same for steps that change a file, where no other place will do: as long as the namespace
+        answers somebody once in a second, or has not let two of them wait in vain."""
+
     def comes_again(self) -> None:
         """The steps under way change nothing, so they may be run once more. They give way where their door
         can put a request aside (agent/fs/doors/parked_requests.py): who runs them gets `GaveWay` then."""

@@ -26,8 +26,8 @@ KEYS_MAX: Final = 8192
 """Of all prompts of a request. Of blocks of 16 tokens that is a prompt of 131,072 tokens."""
 PROMPTS_MAX: Final = 1024
 HASH_BYTES_MAX: Final = 64
-FIELDS: Final = frozenset({"volume", "prompts", "names"})
-_FIELDS: Final = "volume, prompts and names"
+FIELDS: Final = ("volume", "prompts", "names")
+_FIELDS_NAMED: Final = f"{', '.join(FIELDS[:-1])} and {FIELDS[-1]}"
 NAMED_CHARACTERS: Final = 40
 """Of a field that is unknown, so many are told."""
 BODY_BYTES_MAX: Final = 1 << 20
@@ -63,11 +63,11 @@ def decode_query_untrusted(body: bytes | bytearray) -> Query:
     except (ValueError, RecursionError):
         raise BadQuery(400, "the body is no JSON in UTF-8") from None
     if not isinstance(found, dict):
-        raise BadQuery(400, f"a query is an object of {_FIELDS}")
+        raise BadQuery(400, f"a query is an object of {_FIELDS_NAMED}")
     unknown = next((field for field in found if field not in FIELDS), None)
     if unknown is not None:
         raise BadQuery(
-            400, f"{ascii(unknown)[:NAMED_CHARACTERS]} is no field of a query: those are {_FIELDS}"
+            400, f"{ascii(unknown)[:NAMED_CHARACTERS]} is no field of a query: those are {_FIELDS_NAMED}"
         )
     volume, prompts = found.get("volume"), found.get("prompts")
     if not isinstance(volume, str) or not 0 < len(volume) <= VOLUME_NAME_BYTES_MAX:

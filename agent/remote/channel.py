@@ -27,7 +27,13 @@ from agent.remote.fabric import Fabric
 from agent.remote.long_waits import LongWaits, WorkersWait
 from agent.remote.path_choice import Build, Request, in_order, left_by_its_path, path_failed
 from agent.remote.pending_request import KvPendingRequest, PendingRequest, block_commands
-from agent.remote.queue_slot import CONNECT_SECONDS, CONNECT_WAIT_SECONDS, QUEUE_DEPTH, QueueSlot
+from agent.remote.queue_slot import (
+    CONNECT_PATIENT_SECONDS,
+    CONNECT_SECONDS,
+    CONNECT_WAIT_SECONDS,
+    QUEUE_DEPTH,
+    QueueSlot,
+)
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands, kv_commands
 from nvmeof.host.command import Command
@@ -71,9 +77,10 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
         self._waits: WorkersWait | None = None
-        self._is_patient = False
-        """Of the steps under way, as are the next two."""
+        self._is_patient = self._is_changing = False
+        """Of the steps under way: they have patience; they wait for what is slow."""
         self._comes_again = self._gave_way = False
+        """The same: a door may ask for them once more; it is to do so."""
         self._may_park = False
 
     def share_waits(self, of_door: LongWaits, *, may_park: bool = False) -> None:
@@ -88,6 +95,17 @@ class WorkerChannel:
 
     def has_patience(self) -> None:
         self._is_patient = True
+
+    def waits_for_slow(self) -> None:
+        self._is_changing = True
+
+    def _has_patience_with(self, health: Health) -> bool:
+        return self._is_patient or (self._is_changing and health.may_wait)
+
+    def _outstanding(self, health: Health, now: float, *, is_read: bool) -> Outstanding:
+        is_change = self._is_changing and not self._is_patient
+        is_patient = self._has_patience_with(health)
+        return Outstanding(health, now, is_read=is_read, is_patient=is_patient, is_change=is_change)
 
     def comes_again(self) -> None:
         if self._may_park and self._waits is not None:
@@ -127,8 +145,7 @@ class WorkerChannel:
         failed = _submit(slot, queue, built, more)
         pending = PendingRequest()
         if failed is None:
-            outstanding = Outstanding(health, now, is_read=True, is_patient=self._is_patient)
-            pending.goes_on(queue, built, outstanding, 0, slot.began)
+            pending.goes_on(queue, built, self._outstanding(health, now, is_read=True), 0, slot.began)
         else:
             pending.fail(failed)
         return pending
@@ -177,7 +194,7 @@ class WorkerChannel:
         pending = PendingRequest()
         if failed is None:
             pending.request = request
-            pending.goes_on(queue, built, Outstanding(health, now, is_read=False), 0, slot.began)
+            pending.goes_on(queue, built, self._outstanding(health, now, is_read=False), 0, slot.began)
         else:
             if built[0].cid >= 0:
                 request.over(built, fabric.fence, now, self)
@@ -229,7 +246,7 @@ class WorkerChannel:
 
     def _is_refused(self, health: Health, now: float) -> bool:
         """The breaker comes first: nobody is put aside to wait for what refuses everybody."""
-        patient = self._is_patient
+        patient = self._has_patience_with(health)
         if health.refuses(now, patient=patient) or self._is_full(health):
             return True
         return not health.may_ask(now, patient=patient)
@@ -372,6 +389,8 @@ class WorkerChannel:
         request = pending.request
         why = "there is no queue to the enclosure"
         ways = in_order(ways, now) if len(ways) > 1 else ways
+        again = self._is_patient or self._is_changing
+        patience = CONNECT_PATIENT_SECONDS if again else CONNECT_WAIT_SECONDS
         if len(ways) > 1 and now >= self._warm_at:
             self._warm_at = now + WARM_SECONDS
             for way in ways:
@@ -380,7 +399,7 @@ class WorkerChannel:
             if request is not None and way.enclosure in request.tried:
                 continue
             slot = self._slot(way.enclosure)
-            queue = slot.take(now, CONNECT_WAIT_SECONDS if number == len(ways) - 1 else 0.0)
+            queue = slot.take(now, patience if number == len(ways) - 1 else 0.0, again=again)
             if queue is None:
                 continue
             if request is not None:
@@ -390,7 +409,7 @@ class WorkerChannel:
             failed = _submit(slot, queue, built, more)
             if failed is None:
                 health, is_read = self._fabric.health[namespace], built[0].data_in is not None
-                outstanding = Outstanding(health, now, is_read=is_read, is_patient=self._is_patient)
+                outstanding = self._outstanding(health, now, is_read=is_read)
                 pending.goes_on(queue, built, outstanding, base, slot.began)
                 return True
             why = failed
@@ -478,7 +497,7 @@ class WorkerChannel:
         finally:
             if self._waits is not None:
                 self._waits.end()
-            self._is_patient = self._comes_again = self._gave_way = False
+            self._is_patient = self._is_changing = self._comes_again = self._gave_way = False
             self._in_use.release()
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:
@@ -585,8 +604,7 @@ class WorkerChannel:
         queue, outstanding = pending.queue, pending.outstanding
         if queue is None:
             return True
-        if outstanding is not None:
-            deadline = outstanding.wait_until(deadline)
+        until = deadline if outstanding is None else outstanding.wait_until(deadline)
         began = time.monotonic()
         before = pending.base
         lost = failed = False
@@ -595,8 +613,11 @@ class WorkerChannel:
                 enough = None if at_least is None else at_least - before
                 if enough is not None and command.received >= enough:
                     return True
-                if not queue.wait(command, deadline, enough):
-                    return False
+                while not queue.wait(command, until, enough):
+                    later = until if outstanding is None else outstanding.wait_until(deadline)
+                    if later <= until:
+                        return False
+                    until = later  # it has answered others meanwhile
             lost = lost or path_failed(command)
             failed = failed or pending.is_error(command)
             before += command.in_bytes

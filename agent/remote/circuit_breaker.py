@@ -6,7 +6,9 @@ refused request is a miss at once, with the enclosure's absence as its cause.
 
 What is late for a get is not for the reader of a file, who has nothing else. So a patient request
 (`IoChannel.has_patience`) waits to its deadline whatever its peers take, and is refused only after two
-patient ones in a row were late.
+patient ones in a row were late. A change of a file that needs this namespace (`IoChannel.waits_for_slow`) is
+patient, too, while the namespace answers somebody once in HANGS_SECONDS. After two that were late it goes by
+the rules of gets, so that a drive that hangs holds no workers, and locks of sets, for long.
 agent/remote/outlier_detection.py compares all namespaces by the counts that are kept here, and sets `trusted`
 and `patience`.
 
@@ -27,6 +29,9 @@ PAUSE_MAX: Final = 2.0
 PATIENT_PROBE_SECONDS: Final = 5.0
 """For the probe of patient requests, which waits as long as a write may (5 s by default). With less, probes
 of a drive that hangs would pile up until all workers wait for it."""
+
+HANGS_SECONDS: Final = 1.0
+"""A namespace that answers nobody for so long hangs, and is not merely slow, for who changes a file."""
 
 LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
@@ -101,6 +106,11 @@ class Health:
         """Whether a request may go out. The first one after a pause is the probe."""
         return (self.patient_breaker if patient else self.breaker).may_ask(now)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether a change of a file is patient here: nobody knows that it hangs."""
+        return not self.patient_breaker.is_open
+
     def refuses(self, now: float, *, patient: bool = False) -> bool:
         """Whether a request would be refused; asking is no probe."""
         return (self.patient_breaker if patient else self.breaker).refuses(now)
@@ -144,13 +154,23 @@ class Outstanding:
     It says how long the request is waited for. Times are in seconds of the channel's clock.
     """
 
-    __slots__ = ("_is_patient", "_is_read", "_judged", "_until", "health", "since")
+    __slots__ = ("_is_change", "_is_patient", "_is_read", "_judged", "_until", "health", "since")
 
-    def __init__(self, health: Health, now: float, *, is_read: bool, is_patient: bool = False) -> None:
+    def __init__(
+        self,
+        health: Health,
+        now: float,
+        *,
+        is_read: bool,
+        is_patient: bool = False,
+        is_change: bool = False,
+    ) -> None:
+        """`is_change`: of steps that wait for what is slow (`IoChannel.waits_for_slow`)."""
         self.health = health
         self.since = now
         self._is_read = is_read
         self._is_patient = is_patient
+        self._is_change = is_change
         self._judged = False
         self._until = math.inf
 
@@ -158,6 +178,8 @@ class Outstanding:
         """When to stop waiting: the deadline, or earlier where the namespace gets less patience."""
         if self._is_read and not self._is_patient:
             deadline = min(deadline, self.since + self.health.patience)
+        if self._is_read and self._is_change:
+            deadline = min(deadline, max(self.since, self.health.answered_at) + HANGS_SECONDS)
         self._until = deadline
         return deadline
 

@@ -15,6 +15,8 @@ QUEUE_DEPTH: Final = 64
 CONNECT_SECONDS: Final = 1.0
 CONNECT_WAIT_SECONDS: Final = 0.04
 """How long the request that first wants a queue waits for it to be connected; then it is a miss."""
+CONNECT_PATIENT_SECONDS: Final = 0.25
+"""The same of each request that has nothing else: of a file."""
 RETRY_CONNECT_SECONDS: Final = 0.5
 SILENT_SECONDS: Final = 2.0
 """A queue that says nothing for so long, though commands were given up on it, is connected anew: a stream
@@ -40,8 +42,9 @@ class QueueSlot:
         self._waited_for = False
         """Whether a request has waited for the present try in vain: no other does."""
 
-    def take(self, now: float, patience: float = 0.0) -> HostQueue | None:
-        """The queue; None where there is none within `patience` seconds, and it is then being connected."""
+    def take(self, now: float, patience: float = 0.0, *, again: bool = False) -> HostQueue | None:
+        """The queue; None where there is none within `patience` seconds, and it is then being connected.
+        `again`: also where another request has waited for it in vain."""
         enclosure, queue = self.enclosure, self.queue
         if (
             queue is not None
@@ -66,7 +69,7 @@ class QueueSlot:
         if self._connecting is None and not self._begin_to_connect(now):
             return None
         assert self._connecting is not None
-        if self._connecting.wait(0.0 if self._waited_for else patience):
+        if self._connecting.wait(patience if again or not self._waited_for else 0.0):
             return self._connected()
         self._waited_for = self._waited_for or patience > 0
         return None

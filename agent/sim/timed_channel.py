@@ -68,7 +68,10 @@ class TimedChannel:
         """As `gives_way`."""
 
     def has_patience(self) -> None:
-        """No file of /fs is read here."""
+        """No program waits for a file here: all steps go by what a get waits for."""
+
+    def waits_for_slow(self) -> None:
+        """Likewise."""
 
     def now(self) -> float:
         return self._clock.now

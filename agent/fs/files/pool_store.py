@@ -168,6 +168,7 @@ class PoolBlockStore:
 
     def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
         channel = self._channel()
+        channel.waits_for_slow()
         failed = yield from flush_written(channel, self._members())
         in_doubt = self._unsynced.drop_flushed(channel)
         if failed and blocks is None:

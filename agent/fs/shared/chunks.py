@@ -132,6 +132,7 @@ def read_chunk(
     deadline: float,
 ) -> Steps[None]:
     """Fill `into` from `at` of a chunk of `size` bytes. Raises FsError: never fewer bytes, never others."""
+    channel.has_patience()
     reading = volume.chunks.reader(key)
     try:
         for done in range(0, len(into), PIECE_BYTES):

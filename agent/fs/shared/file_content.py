@@ -271,6 +271,7 @@ class FileContent:
         origin, older = self._origin(number)
         if number in self._unnamed and growing.lacks(older):
             yield from self._name(channel, deadline)
+        channel.waits_for_slow()
         busy = self._begin_store(number)
         self._lock.release()
         completing = growing.complete(channel, chunk_key(origin, number), older, deadline)
@@ -527,6 +528,7 @@ class FileContent:
         """Name the chunks that wait for it, with the lock held. Raises FsError."""
         if not self._unnamed:
             return
+        channel.waits_for_slow()
         unnamed, self._unnamed = self._unnamed, {}
         if not self._growing:
             self._stale.discard(self)
@@ -566,6 +568,7 @@ class FileContent:
         """Store a chunk, or send a piece of one that grows."""
         growing, size = self._growing.get(number), len(data)
         if growing is not None and growing.writing is not None:
+            channel.waits_for_slow()
             adding = growing.add(channel, at, data, deadline)
             return (yield from self._beside(channel, number, at + size, adding, False, deadline))
         # So many are stored, or on their way: its own is one of them.
@@ -591,6 +594,7 @@ class FileContent:
                 is_over = not tries or channel.now() >= deadline
                 if is_over or isinstance(refused, BadPut) or refused.cause is None:
                     raise
+                channel.waits_for_slow()  # both places of a chunk may be slow: then one is waited for
 
     def _beside(
         self, channel: IoChannel, number: int, end: int, putting: Steps[Put], is_first: bool, deadline: float

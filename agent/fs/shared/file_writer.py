@@ -301,6 +301,7 @@ class FileWriter(FileContent):
         content = self._short_content()
         if content is None:
             yield from self._store_rest(channel, deadline)
+            channel.waits_for_slow()  # a program takes an error of its close for the loss of its file
             yield from self._ask(channel)
         manifest = self._manifest(content)
         if len(manifest.runs) > self.volume.runs_max:

@@ -108,13 +108,10 @@ def stays(
     chunks, nobodys = set(own), threading.Lock()
     nobodys.acquire()
     yield Acquire(nobodys, channel.now() + min(CROSSING_MAX, max(CROSSING, 2 * (channel.now() - began))))
-    deadline = channel.now() + volume.timing.write_deadline
-    found = yield from volume.names.newest(channel, path_key(manifest.path), deadline)
-    if isinstance(found, MissCause):
+    there = yield from _there(channel, volume, manifest.path)
+    if isinstance(there, MissCause):
         return True  # no other content is there: at worst the file is a miss, as any may become one
-    try:
-        there = decode_manifest_untrusted(found)
-    except ManifestError:
+    if there is None:
         return False
     return there.identity == manifest.identity or not chunks.isdisjoint(there.stored())
 
@@ -141,16 +138,27 @@ def is_one_of(identities: Collection[bytes], or_nothing: bool = False) -> Callab
     def judged(value: bytes | None) -> bool:
         if value is None:
             return or_nothing
-        try:
-            return decode_manifest_untrusted(value).identity in identities
-        except ManifestError:
-            return False
+        found = _decoded(value)
+        return found is not None and found.identity in identities
 
     return judged
 
 
 def is_newest(channel: IoChannel, volume: SharedVolume, manifest: Manifest) -> Steps[bool]:
     """Whether a name leads to this content just now: another process has published one meanwhile."""
+    there = yield from _there(channel, volume, manifest.path)
+    return isinstance(there, Manifest) and there.identity == manifest.identity
+
+
+def _there(channel: IoChannel, volume: SharedVolume, path: bytes) -> Steps[Manifest | MissCause | None]:
+    """What a name leads to just now; None for bytes that are no manifest."""
     deadline = channel.now() + volume.timing.write_deadline
-    found = yield from volume.names.newest(channel, path_key(manifest.path), deadline)
-    return not isinstance(found, MissCause) and is_one_of([manifest.identity])(found)
+    found = yield from volume.names.newest(channel, path_key(path), deadline)
+    return found if isinstance(found, MissCause) else _decoded(found)
+
+
+def _decoded(value: bytes) -> Manifest | None:
+    try:
+        return decode_manifest_untrusted(value)
+    except ManifestError:
+        return None

@@ -124,6 +124,8 @@ class ReplacingWriter(SlotWriter):
 
     def _begin(self, channel: IoChannel, deadline: float) -> Steps[None]:
         volume = self._volume
+        # All of these directories are needed, so what a get does not wait for is waited for here.
+        channel.waits_for_slow()
         self._sets = sets = volume.borrow_sets(self.pseudonym)
         # An eviction for the quota locks other sets, so it comes before these are locked.
         exchange = yield from self._make_room(channel, sets, deadline)

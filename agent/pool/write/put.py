@@ -211,6 +211,10 @@ class SlotWriter(Writer):
                 # Half of the time at most: with one enclosure hung, the other has to take the value in time.
                 half = channel.now() + max(0.0, deadline - channel.now()) / 2
                 trouble = yield from volume.load(channel, unread, half)
+                if not (volume.settings.may_lose or any(map(_is_read, sets)) or channel.now() >= half):
+                    # A program hears of an error: one of the two is waited for.
+                    channel.waits_for_slow()
+                    trouble = yield from volume.load(channel, unread, half)
             for found in volume.find(sets, self.pseudonym):
                 if found.is_live(channel):
                     self._found_there(channel)
@@ -238,6 +242,8 @@ class SlotWriter(Writer):
                     self._turn_away(channel, PutRefused(used_up, passes=not everywhere))
                 self._room_set_aside = True
             self._reserve(channel, usable, everywhere=everywhere, exchange=room is Room.EXCHANGE)
+            if not volume.settings.may_lose:
+                channel.waits_for_slow()  # from here on no other set will do
         finally:
             volume.give_back_sets(sets)
 

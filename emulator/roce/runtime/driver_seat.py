@@ -61,12 +61,8 @@ errors once in the second: an error that stays takes neither the processor nor t
 log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """The interface of a driven protocol object (`emulator.roce.cm.gsi.Endpoint`)."""
-
-    @property
-    def expects(self) -> int:
-        """Bytes still to come of the last burst's message that the peer sends without waiting for us."""
+class Station(Protocol):
+    """A device, or a device with its connection manager. It has no clock of its own."""
 
     def receive(
         self,
@@ -77,7 +73,7 @@ class Engine(Protocol):
         group: str = "",
         marked: bool = False,
     ) -> None:
-        """Datagrams have arrived."""
+        """Datagrams have arrived, for the station's own address or for a multicast group."""
 
     def deadline(self) -> float | None:
         """When `advance` must be called, if nothing happens before."""
@@ -86,7 +82,15 @@ class Engine(Protocol):
         """It is `now`."""
 
     def next_burst(self, now: float) -> Burst | None:
-        """The next burst, to be sent before any other call; None when that is all."""
+        """The next burst, good until the next call; None when that is all."""
+
+
+class Engine(Station, Protocol):
+    """The interface of a driven protocol object (`emulator.roce.cm.gsi.Endpoint`)."""
+
+    @property
+    def expects(self) -> int:
+        """Bytes still to come of the last burst's message that the peer sends without waiting for us."""
 
 
 class _Waiter:

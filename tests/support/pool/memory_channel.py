@@ -1,7 +1,8 @@
 """A channel over plain memory: the pool's steps run on it without a fabric, a thread or a clock.
 
-Faults are set per namespace: `down` (no way there), `hung` (never answers), `broken` (a status). Every
-read and write is counted, so that a test can say how many round trips an operation took.
+Faults are set per namespace: `down` (no way there), `hung` (never answers), `broken` (a status), `slow` and
+`paused` (as agent/remote treats a suspect). Every read and write is counted, so that a test can say how many
+round trips an operation took.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
-from agent.pool.steps import Acquire, Pending, Steps
+from agent.pool.steps import Acquire, Pending, Steps, Wait
 from agent.pool.write.flush_tracking import UnflushedWrites
+from agent.remote.circuit_breaker import NOT_ANSWERING
 from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import Medium, WorkerBuffer
 
@@ -22,6 +25,8 @@ T = TypeVar("T")
 
 UNFLUSHED = UnflushedWrites()
 """Of all namespaces of a test process, whichever channel leads there."""
+PATIENCE = 0.01
+"""Seconds that a slow namespace is waited for, as `Health.patience` of agent/remote."""
 _NGUIDS = itertools.count(1)
 
 
@@ -34,6 +39,10 @@ class MemoryNamespace(Medium):
     unflushable: bool = False
     is_local: bool = False
     """A device of the machine whose agent asks."""
+    slow: float = 0.0
+    """Seconds that a read takes. Steps without patience wait PATIENCE for it."""
+    paused: bool = False
+    """The circuit breaker refuses steps that have no patience."""
     flushes: int = 0
     key: bytes = field(default_factory=lambda: next(_NGUIDS).to_bytes(16, "big"))
     began: int = 0
@@ -58,6 +67,19 @@ class MemoryPending:
     received: int = 0
     fault: str | None = None
     unreachable: bool = False
+    answer: Callable[[], None] | None = None
+    """What fills the buffer of a read that takes some time."""
+    answers_at: float = 0.0
+    patience_ends: float = float("inf")
+
+    def comes_by(self, deadline: float) -> float | None:
+        """When the answer comes; None where it does not by then."""
+        by = min(deadline, self.patience_ends)
+        if self.done or self.answer is None or self.answers_at > by:
+            return None
+        self.answer()
+        self.done = True
+        return self.answers_at
 
 
 class MemoryChannel:
@@ -68,6 +90,7 @@ class MemoryChannel:
         self.tallies: dict[str, Tally] = {"": Tally()}
         self.clock = 1000.0
         self._looks = 0
+        self._is_patient = False
         self.epoch = 1_800_000_000.0
         self.round_trips = 0
         self.before_wait: Callable[[], None] | None = None
@@ -82,6 +105,11 @@ class MemoryChannel:
         if not target.unreadable.isdisjoint(range(offset, offset + len(into), 4096)):
             pending.fault = pending.fault or "Unrecovered Read Error"
         if pending.done and pending.fault is None:
+            if target.slow:
+                pending.done, pending.answers_at = False, self.clock + target.slow
+                pending.answer = partial(target.load, offset, into)
+                pending.patience_ends = float("inf") if self._is_patient else self.clock + PATIENCE
+                return pending
             target.load(offset, into)
             pending.received = len(into)
         return pending
@@ -127,6 +155,8 @@ class MemoryChannel:
     def _start(self, target: MemoryNamespace) -> MemoryPending:
         if target.down:
             return MemoryPending(done=True, fault="no way there", unreachable=True)
+        if target.paused and not self._is_patient:
+            return MemoryPending(done=True, fault=NOT_ANSWERING, unreachable=True)
         if target.broken:
             return MemoryPending(done=True, fault="Unrecovered Read Error")
         return MemoryPending(done=not target.hung)
@@ -137,7 +167,10 @@ class MemoryChannel:
 
     def gives_way(self) -> None: ...
 
-    def has_patience(self) -> None: ...
+    def has_patience(self) -> None:
+        self._is_patient = True
+
+    waits_for_slow = has_patience
 
     def comes_again(self) -> None: ...
 
@@ -178,12 +211,27 @@ class MemoryChannel:
                 if isinstance(wanted, Acquire):
                     answer = wanted.lock.acquire(blocking=False)
                 else:
-                    answer = wanted.pending.done
+                    answer = wanted.pending.done or self._comes(wanted)
                 if not answer:
-                    self.clock = max(self.clock, wanted.deadline)
+                    self.clock = max(self.clock, self._ends(wanted))
                 wanted = steps.send(answer)
         except StopIteration as finished:
             return finished.value
+        finally:
+            self._is_patient = False
+
+    def _comes(self, wanted: Wait) -> bool:
+        """Whether the answer comes in time; it is that time then."""
+        pending = wanted.pending
+        came = pending.comes_by(wanted.deadline) if isinstance(pending, MemoryPending) else None
+        self.clock = max(self.clock, came or 0.0)
+        return came is not None
+
+    def _ends(self, wanted: Wait | Acquire) -> float:
+        """When a wait for nothing ends."""
+        pending = wanted.pending if isinstance(wanted, Wait) else None
+        patience = pending.patience_ends if isinstance(pending, MemoryPending) else float("inf")
+        return min(wanted.deadline, patience)
 
 
 def rest_of(steps: Steps[T], answer: bool) -> Steps[T]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
+from emulator.roce.runtime.driver_seat import Station
 from tests.support.roce.switch import Switch
 from tests.support.roce.weather import CALM, Dice, Fate, Weather
 
@@ -30,30 +31,6 @@ MAX_IN_FLIGHT: Final = 1 << 16
 
 MAX_STATIONS: Final = 4096
 MAX_GROUPS: Final = 4096
-
-
-class Station(Protocol):
-    """What can be attached: a device, or a device with its connection manager. It has no clock of its own."""
-
-    def receive(
-        self,
-        burst: memoryview,
-        segment_size: int,
-        source: Address,
-        now: float,
-        group: str = "",
-        marked: bool = False,
-    ) -> None:
-        """Datagrams have arrived, for the station's own address or for a multicast group."""
-
-    def deadline(self) -> float | None:
-        """When `advance` must be called, if nothing happens before."""
-
-    def advance(self, now: float) -> None:
-        """It is `now`."""
-
-    def next_burst(self, now: float) -> Burst | None:
-        """The next packets to send, good until the next call; None when that is all."""
 
 
 class Sender(Protocol):

@@ -90,7 +90,7 @@ def test_a_stopped_enclosure_is_noticed_and_puts_go_on(pool_up: PoolUp) -> None:
 
 
 @pytest.mark.parametrize("folder", ["fs", "shared/shared"])
-def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp], folder: str) -> None:
+def test_files_of_a_slow_drive_are_read_and_made(make_pool: Callable[..., PoolUp], folder: str) -> None:
     """Who has a file open has nothing else: what is late for gets is waited for."""
     pool_up = make_pool(
         "--enclosures", "2", "--drives", "1", "--workers", "4", "--read-deadline-ms", "200", "--shared",
@@ -127,6 +127,12 @@ def test_files_of_a_slow_drive_are_read(make_pool: Callable[..., PoolUp], folder
         wait_until(noticed, 60, "the slow drive to be noticed")
         for descriptor, data in opened.items():
             assert os.pread(descriptor, len(data) + 1, 0) == data
+        for number in range(3):
+            made = pool_up.mount / folder / f"made-{number}"
+            made.write_bytes(content(bytes([number])))
+            made = made.rename(made.with_name(f"renamed-{number}"))
+            assert made.read_bytes() == content(bytes([number]))
+            made.unlink()
     finally:
         stop.set()
         getting.join(60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,13 +26,6 @@ from tests.support.engines.counted_door import Counted, agent_with, value_of
 from tests.support.pool.lending import nothing_is_held
 from tests.support.pool.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 from tests.support.pool.stuck_writes import Driven, StuckWrites
-
-
-@pytest.fixture
-def memory() -> Iterator[RegisteredMemory]:
-    memory = RegisteredMemory(1 << 30)
-    yield memory
-    memory.close()
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from agent.fs.control.registered_memory import RegisteredMemory
@@ -12,13 +10,6 @@ from host_shim.transfer_wire import SHORT_BYTES, TOGETHER_BYTES, Ioctl, encode_m
 from tests.support.engines.counted_door import Counted, agent_with
 from tests.support.pool.lending import nothing_is_held
 from tests.support.pool.memory_pool import key_of
-
-
-@pytest.fixture
-def memory() -> Iterator[RegisteredMemory]:
-    memory = RegisteredMemory(1 << 30)
-    yield memory
-    memory.close()
 
 
 def test_an_agent_of_before_is_put_to_one_by_one(memory: RegisteredMemory) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,13 +25,6 @@ from host_shim.transfer_wire import (
 )
 from tests.support.engines.counted_door import BLOB, KIB, Counted, agent_with, filled, value_of
 from tests.support.pool.memory_pool import SUITES, MemoryPool, key_of
-
-
-@pytest.fixture
-def memory() -> Iterator[RegisteredMemory]:
-    memory = RegisteredMemory(1 << 30)
-    yield memory
-    memory.close()
 
 
 @pytest.mark.parametrize("suite", SUITES)

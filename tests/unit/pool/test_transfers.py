@@ -65,13 +65,6 @@ def agent_with(suite: str = SUITES[0], unit_bytes: int = PIECE, **options: objec
     return pool.agent(**options)
 
 
-@pytest.fixture
-def memory() -> Iterator[RegisteredMemory]:
-    memory = RegisteredMemory(1 << 30)
-    yield memory
-    memory.close()
-
-
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("unit_bytes", [1 << 17, 1 << 20])
 def test_lengths(suite: str, unit_bytes: int, memory: RegisteredMemory) -> None:

@@ -15,7 +15,7 @@ from agent.remote.channel import CONNECT_WAIT_SECONDS, WorkerChannel
 from agent.remote.connect_attempt import ConnectAttempt
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
-from agent.remote.queue_slot import SILENT_SECONDS
+from agent.remote.queue_slot import SILENT_SECONDS, QueueSlot
 from nvmeof.errors import ConnectionLost
 from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.transport import HostQueue
@@ -241,3 +241,19 @@ def test_without_a_thread_it_is_a_try_that_failed(monkeypatch: pytest.MonkeyPatc
     connecting = ConnectAttempt(lambda: pytest.fail("nobody connects"), "refused a thread")
     assert connecting.wait(0)
     assert connecting.queue is None
+
+
+def test_steps_with_patience_wait_longer_for_their_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another request has waited for the same try in vain."""
+    others_gave_up, queue = threading.Event(), FakeQueue()
+
+    def connect(*_: object) -> HostQueue:
+        others_gave_up.wait(PATIENCE)
+        return cast(HostQueue, queue)
+
+    monkeypatch.setattr(queue_slot, "connect_io_queue", connect)
+    slot = QueueSlot(Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1), 1, ())
+    assert slot.take(time.monotonic(), 0.001) is None
+    others_gave_up.set()
+    assert slot.take(time.monotonic(), PATIENCE, again=True) is cast(HostQueue, queue)
+    slot.close()

@@ -12,6 +12,7 @@ from agent.pool.steps import Acquire, GaveWay, Pending, Steps
 from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.channel import WorkerChannel
 from agent.remote.circuit_breaker import (
+    HANGS_SECONDS,
     LATE_BEFORE_PAUSE,
     NOT_ANSWERING,
     PATIENT_LATE_BEFORE_PAUSE,
@@ -242,6 +243,55 @@ def test_who_has_patience_is_refused_where_two_have_waited_in_vain(rig: Rig) -> 
     rig.paths[0].answers = True
     rig.clock.now += PAUSE_FIRST
     assert rig.channel.run(steps(rig.channel)) is None, "the probe"
+
+
+def change(rig: Rig) -> tuple[MissCause | None, float]:
+    """What becomes of a read without which a file is not changed, and the time that it took."""
+
+    def steps(channel: WorkerChannel) -> Steps[MissCause | None]:
+        channel.waits_for_slow()
+        pending = channel.read(0, 0, memoryview(bytearray(BLOCK)))
+        return (yield from wait_for(channel, pending, rig.clock.now + WRITE_DEADLINE))
+
+    began = rig.clock.now
+    return rig.channel.run(steps(rig.channel)), rig.clock.now - began
+
+
+def test_a_change_of_a_file_waits_for_what_gets_found_late(rig: Rig) -> None:
+    rig.health.patience = 0.0
+    for _ in range(LATE_BEFORE_PAUSE):
+        rig.health.late(rig.clock.now)
+    assert rig.health.refuses(rig.clock.now)
+    assert change(rig)[0] is None
+    assert not rig.health.refuses(rig.clock.now)
+
+
+def test_a_change_of_a_file_waits_for_a_drive_that_answers_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.health.patience, rig.paths[0].answers, answered = 0.003, False, list[float]()
+    waits = PathQueue.wait
+
+    def wait(queue: PathQueue, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        if len(answered) < 3:
+            answered.append(rig.clock.now + HANGS_SECONDS / 2)
+            rig.health.answered_at = answered[-1]
+        return waits(queue, command, deadline, at_least)
+
+    monkeypatch.setattr(PathQueue, "wait", wait)
+    cause, took = change(rig)
+    assert cause is MissCause.LATE
+    assert took > HANGS_SECONDS
+    assert took < WRITE_DEADLINE
+
+
+def test_a_drive_that_hangs_holds_up_two_changes_of_files(rig: Rig) -> None:
+    rig.health.patience, rig.paths[0].answers = 0.003, False
+    for _ in range(PATIENT_LATE_BEFORE_PAUSE):
+        assert change(rig) == (MissCause.LATE, pytest.approx(HANGS_SECONDS))
+    for _ in range(LATE_BEFORE_PAUSE - PATIENT_LATE_BEFORE_PAUSE):
+        assert change(rig) == (MissCause.LATE, pytest.approx(0.003))
+    assert change(rig) == (MissCause.ENCLOSURE_DOWN, 0.0)
 
 
 def test_an_answer_gives_the_place_back(rig: Rig) -> None:
