@@ -57,6 +57,7 @@ from agent.fs.shared.paths import ROOT_PATH, join
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import Hold, SharedVolume, room_of
+from agent.fs.shared.volume_folders import FOLDER_SECONDS, VolumeFolders
 from agent.fs.shared.whole_files import WholeFiles
 from agent.fs.shared.written_files import WrittenFiles, writes
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
@@ -73,8 +74,6 @@ WRITERS: Final = Limit(
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=262_144,
 )  # fmt: skip
 """Each writer keeps the directories of its unnamed chunks remembered, UNNAMED_MAX at the most."""
-FOLDER_SECONDS: Final = 1.0
-"""The kernel believes that a folder is there for so long."""
 RENAME_NOREPLACE: Final = 1
 
 
@@ -133,8 +132,7 @@ class SharedFace(FileSystem):
         self._numbers = itertools.count(1)
         self._names = Names(channel, self._seen, owner)
         self._whole = WholeFiles(channel, self._names, self._seen, self._habits, discards)
-        self._volume_folders: dict[int, tuple[float, Manifest]] = {}
-        """For each volume its folder's manifest, and until when the face believes it."""
+        self._folders = VolumeFolders(self._volumes, channel, self._names, owner)
         self._written = WrittenFiles(self._nodes)
         self._lock = threading.Lock()
 
@@ -158,23 +156,7 @@ class SharedFace(FileSystem):
         return self._lookup(caller, volume, path)
 
     def _lookup_volume(self, ino: int) -> Steps[Entry]:
-        return Entry((yield from self._volume_folder(ino)), FOLDER_SECONDS, FOLDER_SECONDS)
-
-    def _volume_folder(self, ino: int) -> Steps[Attributes]:
-        """The folder of a volume is there without a manifest; one tells its mode and owner."""
-        found = yield from self._names.newest(self._volumes[ino], ROOT_PATH)
-        if isinstance(found, MissCause):
-            found = folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
-        self._volume_folders[ino] = self._channel().now() + FOLDER_SECONDS, found
-        return shown(ino, found)
-
-    def _volume_folder_again(self, ino: int) -> Steps[Attributes]:
-        """The same for the kernel, which asks again after each file that it has made in the folder."""
-        until, found = self._volume_folders.get(ino, (0.0, None))
-        left = until - self._channel().now()
-        if found is None or left <= 0:
-            return replace((yield from self._volume_folder(ino)), valid_seconds=FOLDER_SECONDS)
-        return replace(shown(ino, found), valid_seconds=left)
+        return Entry((yield from self._folders.find(ino)), FOLDER_SECONDS, FOLDER_SECONDS)
 
     def _lookup(
         self, caller: Caller, volume: SharedVolume, path: bytes, *, is_all: bool = True
@@ -253,7 +235,7 @@ class SharedFace(FileSystem):
             return self._root()
         if ino in self._volumes:
             self._folder_of(ino)
-            return self._volume_folder_again(ino)
+            return self._folders.find_again(ino)
         return self._nodes.get(ino).attributes(ino, self._owner)
 
     def _root(self) -> Attributes:
@@ -307,7 +289,7 @@ class SharedFace(FileSystem):
         )
         yield from self._names.put(channel, volume, changed)
         if ino in self._volumes:
-            self._volume_folders[ino] = channel.now() + FOLDER_SECONDS, changed
+            self._folders.is_now(ino, changed)
         node = self._nodes.find(ino)
         if node is not None:
             node.manifest = changed
