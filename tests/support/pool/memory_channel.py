@@ -139,6 +139,8 @@ class MemoryChannel:
 
     def has_patience(self) -> None: ...
 
+    def took(self, pending: MemoryPending) -> None: ...
+
     def queue_depth(self) -> int:
         return QUEUE_DEPTH
 
