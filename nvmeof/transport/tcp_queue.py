@@ -130,7 +130,11 @@ class TcpHostQueue:
                 self._arm(remaining)
             if queue.receiving is None:
                 self._mark.clear()
-                self._receive_many(queue.next_buffers())
+                if queue.in_flight > 1:
+                    self._receive_many(queue.next_buffers())
+                else:
+                    buffer = queue.next_buffer()
+                    self._receive(buffer, len(buffer), 0)
             else:
                 wanted = at_least - command.received if at_least is not None else 0
                 self._receive_payload(wanted if queue.receiving is command else 0)
