@@ -101,9 +101,9 @@ class Health:
         """Whether a request may go out. The first one after a pause is the probe."""
         return (self.patient_breaker if patient else self.breaker).may_ask(now)
 
-    def refuses(self, now: float) -> bool:
-        """Whether a request that is not patient would be refused; asking is no probe."""
-        return self.breaker.refuses(now)
+    def refuses(self, now: float, *, patient: bool = False) -> bool:
+        """Whether a request would be refused; asking is no probe."""
+        return (self.patient_breaker if patient else self.breaker).refuses(now)
 
     def answered(self, seconds: float | None, *, read: bool, failed: bool = False) -> None:
         """It answered after so many seconds, None where that is not known; `failed`: with an error."""
@@ -160,6 +160,12 @@ class Outstanding:
             deadline = min(deadline, self.since + self.health.patience)
         self._until = deadline
         return deadline
+
+    def gives_way(self, now: float) -> None:
+        """The wait ends before its time, for its worker is needed. The namespace is late, but no reader of a
+        file has waited in vain."""
+        self._until = now
+        self._is_patient = False
 
     def answered(self, now: float, *, failed: bool, lost: bool = False, waited: float | None = None) -> None:
         """The answer came, or as much of it as was wanted. `failed`: an error of the namespace's own; `lost`:

@@ -67,6 +67,9 @@ class TimedChannel:
     def took(self, pending: Pending) -> None:
         """Answers are counted as they come."""
 
+    def comes_again(self) -> None:
+        """As `gives_way`."""
+
     def has_patience(self) -> None:
         """No file of /fs is read here."""
 

@@ -29,6 +29,7 @@ from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Judge
 from agent.fs.interface import (
+    FIXED_SECONDS,
     NOBODY,
     ROOT_INODE,
     Attributes,
@@ -125,7 +126,7 @@ class SharedFace(FileSystem):
         self._owner = owner
         self._ahead = ahead
         self._nodes = Nodes(bounds, epoch)
-        self._habits = Habits()
+        self._habits = Habits(self._unnamed)
         self._under_way = ReadsUnderWay()
         self._seen = NamesSeen() if seen is None else seen
         self._handles: dict[int, _Handle] = {}
@@ -170,12 +171,18 @@ class SharedFace(FileSystem):
     def _volume_folder_again(self, ino: int) -> Steps[Attributes]:
         """The same for the kernel, which asks again after each file that it has made in the folder."""
         until, found = self._volume_folders.get(ino, (0.0, None))
-        if found is not None and self._channel().now() < until:
-            return shown(ino, found)
-        return (yield from self._volume_folder(ino))
+        left = until - self._channel().now()
+        if found is None or left <= 0:
+            return replace((yield from self._volume_folder(ino)), valid_seconds=FOLDER_SECONDS)
+        return replace(shown(ino, found), valid_seconds=left)
 
-    def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
+    def _lookup(
+        self, caller: Caller, volume: SharedVolume, path: bytes, *, is_all: bool = True
+    ) -> Steps[Entry]:
+        """`is_all`: nothing else is done for the request."""
         before = self._habits.leads_to(volume.name, path)
+        if is_all:
+            self._channel().comes_again()
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
@@ -243,7 +250,8 @@ class SharedFace(FileSystem):
 
     def _root(self) -> Attributes:
         mode = stat.S_IFDIR | FOLDER_MODE
-        return Attributes(SHARED_ROOT, mode, nlink=2, uid=self._owner[0], gid=self._owner[1])
+        uid, gid = self._owner
+        return Attributes(SHARED_ROOT, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS)
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
@@ -442,7 +450,7 @@ class SharedFace(FileSystem):
             behind = found if is_moved else there
             replaced = None if isinstance(behind, MissCause) else behind
             yield from writer.move(channel, new_path, replaced, is_moved=is_moved)
-            self._written.note(ino, writer)
+            self._note_written(ino, writer)
             self._nodes.moved(ino, new_path)
 
     # -- opening --------------------------------------------------------------------------------
@@ -534,7 +542,7 @@ class SharedFace(FileSystem):
         finally:
             writer.abandon()
             self._open_writers.give_back(writer.holder)
-        return (yield from self._lookup(caller, volume, path))
+        return (yield from self._lookup(caller, volume, path, is_all=False))
 
     def _writer(
         self,
@@ -570,6 +578,13 @@ class SharedFace(FileSystem):
         if is_new:
             self._written.note(ino, writer)
         return True
+
+    def _note_written(self, ino: int, writer: FileWriter) -> None:
+        """Note the name of a file that is being written, unless its last close has come meanwhile."""
+        node = self._nodes.find(ino)
+        with self._lock:  # the last close drops the name after it has taken the writer out
+            if node is not None and node.writer is writer:
+                self._written.note(ino, writer)
 
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
         handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=writes(flags)))
@@ -611,6 +626,7 @@ class SharedFace(FileSystem):
 
     def _open_whole(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
         """Open what is written from an earlier content on, which is there whole and stays."""
+        self._written.retried(caller, node)  # if it is not there whole, no lookup is told of it again
         while True:
             manifest = node.manifest
             assert manifest is not None
@@ -674,7 +690,9 @@ class SharedFace(FileSystem):
             raise FsError(errno.ENFILE, "too many files are open")
         self._discards.opened(manifest)
         self._habits.opened(caller, ino)
-        held = self._habits.take_held(ino, self._channel().now())
+        channel = self._channel()
+        channel.comes_again()
+        held = self._habits.take_held(ino, channel.now())
         try:
             held = held or (yield from self._whole.hold(caller.holder, node))
         except BaseException:
@@ -704,7 +722,9 @@ class SharedFace(FileSystem):
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
         found = self._handle(handle)
         if found.reading is not None:
-            return (yield from found.reading.read(self._channel(), offset, into))
+            channel = self._channel()
+            channel.comes_again()
+            return (yield from found.reading.read(channel, offset, into))
         assert found.writer is not None
         return (yield from found.writer.read(self._channel(), offset, into))
 

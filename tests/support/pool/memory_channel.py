@@ -141,6 +141,8 @@ class MemoryChannel:
 
     def took(self, pending: MemoryPending) -> None: ...
 
+    def comes_again(self) -> None: ...
+
     def queue_depth(self) -> int:
         return QUEUE_DEPTH
 
