@@ -13,6 +13,13 @@ LONG_AHEAD_BYTES = 512
 SHORT_PAYLOAD_BYTES = 16 << 10
 """Of a PDU that is read with others."""
 
+EXPECTED_BYTES = 1 << 20
+"""Of answers that one call may receive straight into their places, as many as a reader asks for together."""
+
+UNEXPECTED_ANSWERS = 64
+"""After the order of a controller's answers was another than that of its commands, so many come before the
+host goes by that order again: each such error costs a copy of up to `EXPECTED_BYTES`."""
+
 MAX_HEADER_DATA_OFFSET = 256
 """Largest PDO that we accept. PDA allows up to 128 bytes of alignment; more is nonsense."""
 

@@ -78,6 +78,9 @@ class IoChannel(Protocol):
     def abandon(self, pending: Pending) -> None:
         """Give up on it: from now on nothing is written into its buffer, whenever the answer comes."""
 
+    def took(self, pending: Pending) -> None:
+        """It is done, and nobody has waited for it: count the answer as a `Wait` would."""
+
     def receive_buffer(self, size: int) -> memoryview:
         """`size` bytes to receive into, this worker's own and good until the operation ends."""
 

@@ -227,6 +227,10 @@ class WorkerChannel:
         self._settle(pending)
         pending.give_up("no answer in time")
 
+    def took(self, pending: Pending) -> None:
+        assert isinstance(pending, PendingRequest)
+        self._wait(pending, 0.0, None)
+
     def receive_buffer(self, size: int) -> memoryview:
         return self._receive[:size]
 

@@ -64,6 +64,9 @@ class TimedChannel:
     def gives_way(self) -> None:
         """Its worker has no door with others."""
 
+    def took(self, pending: Pending) -> None:
+        """Answers are counted as they come."""
+
     def comes_again(self) -> None:
         """As `gives_way`."""
 

@@ -12,6 +12,7 @@ a queue that has failed is over, and its owner makes a new one.
 Data of a command go straight into its `data_in`. Data of the host go out from its own buffers: in the
 capsule where they fit into `in_capsule_bytes`, otherwise when the controller asks (R2T).
 """
+# One idea in one file: `TcpQueue`, whose commands and stream all of its methods share.
 
 import struct
 from collections.abc import Sequence
@@ -28,10 +29,12 @@ from nvmeof.errors import (
 from nvmeof.host.command import CID_COUNT, Command
 from nvmeof.limits import (
     DISCARD_BYTES,
+    EXPECTED_BYTES,
     MAX_OUTSTANDING_R2T,
     MAX_QUEUE_DEPTH,
     MIN_MAXH2CDATA,
     SHORT_PAYLOAD_BYTES,
+    UNEXPECTED_ANSWERS,
 )
 from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import (
@@ -55,7 +58,7 @@ from nvmeof.tcp.pdu import (
     encode_pdu,
     termination_for,
 )
-from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
+from nvmeof.tcp.receiver import EXPECTED_MAX, BadDataDigest, Event, Expected, PduReceiver
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.sgl import SGL_IN_CAPSULE
 from nvmeof.wire.sqe import FLAGS_SGL
@@ -128,7 +131,8 @@ class TcpQueue:
         self._discard: memoryview | None = None
         self._receiver = PduReceiver(self, FROM_CONTROLLER)
         self.next_buffer = self._receiver.next_buffer
-        self.next_buffers = self._receiver.next_buffers
+        self._unexpected = 0
+        """How many answers are still to come before their order is believed in again."""
 
     @property
     def ready(self) -> bool:
@@ -305,13 +309,38 @@ class TcpQueue:
             return
         self.output = [part if isinstance(part, bytes) else bytes(part) for part in self.output]
 
+    def next_buffers(self) -> list[memoryview]:
+        """Where the next bytes go, for one call that receives many answers (`PduReceiver.next_buffers`)."""
+        return self._receiver.next_buffers(self._expected() if self._unexpected <= 0 else ())
+
+    def _expected(self) -> list[Expected]:
+        """The answers that come next if the controller answers in the order of its commands: reads that are
+        not long, some of them."""
+        expected: list[Expected] = []
+        room = EXPECTED_BYTES
+        for command in self._commands.values():
+            if command is self.receiving:
+                continue
+            place = command.data_in
+            if place is None or command.transferred or command.may_be_short or command.result_is_length:
+                break  # None: a write, or one that was abandoned and whose memory stays as it is
+            room -= command.in_bytes
+            if room < 0 or len(expected) == EXPECTED_MAX:
+                break
+            expected.append((command.cid, place))
+        return expected
+
     def received(self, count: int) -> list[Command]:
-        """`count` bytes are in the buffer that `next_buffer` gave; the commands that they ended.
+        """`count` bytes are in the buffer that `next_buffer` or `next_buffers` gave; the commands that they
+        ended.
 
         Raises `RemoteProtocolError`; the owner sends the `termination`, hangs up and calls `fail`.
         """
         receiver = self._receiver
+        surprises = receiver.surprises
         events = receiver.received(count)
+        if receiver.surprises != surprises:
+            self._unexpected = UNEXPECTED_ANSWERS
         ended: list[Command] = []
         for event in events:
             self._apply(event, ended)
@@ -424,6 +453,7 @@ class TcpQueue:
     ) -> None:
         """The one place where a command of a live queue ends."""
         command.result = result
+        self._unexpected -= 1
         del self._commands[command.cid]
         if command.in_bytes > SHORT_PAYLOAD_BYTES:
             self._long_answers -= 1

@@ -10,13 +10,16 @@ into its place:
 Headers are read into a staging buffer, which may hold several PDUs and the beginning of a payload. As soon
 as the header of a PDU with data is whole and its digest verified, the owner is asked where the data belong
 (`place`). What staging holds of them is copied there; the rest is received there. While the owner awaits
-long payloads (`awaits_long`), little of staging is filled. `next_buffers` has staging behind the rest of a
-payload: one call receives that and the PDUs that follow.
+long payloads (`awaits_long`), little of staging is filled.
+
+`next_buffers` is for one call that receives what follows, too. Behind the rest of a payload it has the places
+of the answers that the owner expects next, each behind room for its header. Where something else comes, its
+bytes are put in order again, and only then looked at.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from nvmeof.errors import FatalErrorStatus, LocalProtocolError, MalformedPdu, RemoteProtocolError
 from nvmeof.limits import LONG_AHEAD_BYTES, STAGING_BYTES
@@ -52,6 +55,11 @@ Event: TypeAlias = Pdu | BadDataDigest
 """A PDU whose header and data are complete (the data are in their place), or one whose data are spoiled."""
 
 
+Expected: TypeAlias = tuple[int, memoryview]
+"""An answer that is likely to come as one C2HData: the id of its command, and the place of all its data."""
+EXPECTED_MAX: Final = 32
+
+
 class Owner(Protocol):
     """Knows the commands that data belong to."""
 
@@ -73,6 +81,8 @@ class PduReceiver:
         """Bytes of that data which have not arrived."""
         self.awaits_long = False
         """Set by the owner: a payload may come next that is worth being received straight into its place."""
+        self.surprises = 0
+        """How often something else came than what was expected."""
         self._owner = owner
         self._allowed = allowed
         self._takes_answers = PduType.C2H_DATA in allowed and PduType.CAPSULE_RESP in allowed
@@ -84,6 +94,12 @@ class PduReceiver:
         self._views: list[memoryview] = []
         self._digest = 0
         self._trailing = False
+        self._expected: Sequence[Expected] = ()
+        """Those whose places the last buffers had."""
+        self._headers = memoryview(bytearray(EXPECTED_MAX * SMALLEST_PDU))
+        self._header_views = [
+            self._headers[at : at + SMALLEST_PDU] for at in range(0, len(self._headers), SMALLEST_PDU)
+        ]
 
     @property
     def mid_pdu(self) -> bool:
@@ -98,6 +114,7 @@ class PduReceiver:
 
     def next_buffer(self) -> memoryview:
         """Where the next bytes of the stream go: at least one byte, filled from its beginning."""
+        self._expected = ()
         if self.payload_left:
             return self._views[0]
         if self._start:
@@ -107,10 +124,27 @@ class PduReceiver:
             self._start, self._end = 0, len(rest)
         return self._view[self._end : LONG_AHEAD_BYTES if self.awaits_long else STAGING_BYTES]
 
-    def next_buffers(self) -> list[memoryview]:
-        """Where the next bytes of the stream go amid a payload, and behind it; to be filled in order."""
-        # Staging is empty then: what was in it of the payload has been copied to its place.
-        return [*self._views, self._view[: LONG_AHEAD_BYTES if self.awaits_long else STAGING_BYTES]]
+    def next_buffers(self, expected: "Sequence[Expected]" = ()) -> list[memoryview]:
+        """Where the next bytes of the stream go, to be filled in order: the rest of a payload, the answers
+        that are `expected` behind it, then staging.
+
+        Up to `EXPECTED_MAX` are looked at. Their memory is written to also where something else comes.
+        """
+        self._expected = ()
+        buffers: list[memoryview] = []
+        if self.payload_left:
+            buffers += self._views
+        elif self._end != self._start:
+            return [self.next_buffer()]  # a part of a header: the rest of it first
+        # From here on staging is empty: what was in it of the payload has been copied to its place.
+        self._start = self._end = 0
+        if expected and not self.digests.header and not self.digests.data:
+            self._expected = expected
+            for (_, place), header in zip(expected, self._header_views, strict=False):
+                buffers.append(header)
+                buffers.append(place)
+        buffers.append(self._view[: LONG_AHEAD_BYTES if self.awaits_long else STAGING_BYTES])
+        return buffers
 
     def received(self, count: int) -> list[Event]:
         """`count` more bytes are in the buffer that `next_buffer` gave, or in those of `next_buffers`.
@@ -127,10 +161,56 @@ class PduReceiver:
                 return events
             self._payload_complete(events)
             self._start = self._end = 0
+        if self._expected:
+            expected, self._expected = self._expected, ()
+            count = self._take_expected(expected, count, events)
         self._end += count
         while self._end > self._start and self._step(events):
             pass
         return events
+
+    def _take_expected(self, expected: "Sequence[Expected]", count: int, events: list[Event]) -> int:
+        """`count` bytes are in the places of these answers and in staging; how many are left in staging."""
+        at = 0
+        for number, (cid, place) in enumerate(expected[:EXPECTED_MAX]):
+            if count < SMALLEST_PDU:
+                self._staging[:count] = self._headers[at : at + count]
+                return count
+            answer = plain_answer_untrusted(self._headers, at)
+            size = len(place)
+            if answer is None or answer.cid != cid or answer.offset or answer.data_length != size:
+                self.surprises += 1
+                self._take_in_order(expected[number:EXPECTED_MAX], at, count, events)
+                return 0
+            self._begin(answer, size)
+            at += SMALLEST_PDU
+            count -= SMALLEST_PDU
+            if count < size:
+                if count:
+                    self._landed(count)
+                return 0
+            count -= size
+            self.pdu, self.payload_left = None, 0
+            self._views = []
+            events.append(answer)
+        return count
+
+    def _take_in_order(self, places: "Sequence[Expected]", at: int, count: int, events: list[Event]) -> None:
+        """The stream has something else than these answers: take its bytes as if they came only now."""
+        raw = bytearray()
+        for _, place in places:
+            raw += self._headers[at : at + SMALLEST_PDU]
+            raw += place
+            at += SMALLEST_PDU
+        raw += self._view
+        left = memoryview(raw)
+        left = left[:count]
+        while len(left):
+            buffer = self.next_buffer()
+            part = min(len(buffer), len(left))
+            buffer[:part] = left[:part]
+            left = left[part:]
+            events += self.received(part)
 
     def redirect(self, views: Sequence[memoryview]) -> None:
         """Send the rest of the data that are arriving elsewhere: `payload_left` bytes in all."""

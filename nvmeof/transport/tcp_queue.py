@@ -129,9 +129,12 @@ class TcpHostQueue:
             if not -slack < self._armed - remaining < slack:
                 self._arm(remaining)
             if queue.receiving is None:
-                buffer = queue.next_buffer()
                 self._mark.clear()
-                self._receive(buffer, len(buffer), 0)
+                if queue.in_flight > 1:
+                    self._receive_many(queue.next_buffers())
+                else:
+                    buffer = queue.next_buffer()
+                    self._receive(buffer, len(buffer), 0)
             else:
                 wanted = at_least - command.received if at_least is not None else 0
                 self._receive_payload(wanted if queue.receiving is command else 0)

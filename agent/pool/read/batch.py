@@ -20,9 +20,8 @@ from agent.pool.volume.volume import Found, Volume
 PART_BYTES: Final = 1 << 20
 """The bytes of the worker's receive buffer for the reads that leave together. While the worker opens them,
 as many are under way."""
-PART_VALUES: Final = 12
-"""The values that leave together. All may go to one enclosure, whose queue takes 64 commands of a worker, or
-32."""
+PART_VALUES: Final = 16
+"""The most values that leave together."""
 
 
 class _Asked:
@@ -82,12 +81,16 @@ def read_together(
             for asked in under_way:
                 pending, place = asked.pending, asked.found.cached.namespace
                 assert pending is not None
-                if place in late and not pending.done:
+                has_come = pending.done
+                if has_come:
+                    channel.took(pending)
+                elif place in late:
                     # One late answer is enough to say so: the others are given up without a wait.
                     channel.abandon(pending)
                     continue
-                # Also for what has arrived: the wait counts the answer for the namespace.
-                cause = miss_cause_of(channel, pending, (yield Wait(pending, deadline)))
+                else:
+                    has_come = yield Wait(pending, deadline)
+                cause = miss_cause_of(channel, pending, has_come)
                 if cause is None:
                     at = asked.number
                     became[at] = _open(volume, channel, keys[at], asked, half, targets[at], tally)
@@ -151,10 +154,11 @@ def _find(
 def _parts(
     volume: Volume, channel: IoChannel, found: Sequence[Found | None], targets: Sequence[memoryview]
 ) -> list[list[_Asked]]:
-    """The values that can be had so, in the order of their keys, as many in a part as its buffer takes."""
+    """The values that can be had so, in the order of their keys, in as few parts as their bytes and the
+    channel's queues allow, each with as many values."""
     codec, wall = volume.codec, channel.wall()
-    parts: list[list[_Asked]] = []
-    room = 0
+    wanted: list[tuple[int, Found, int]] = []
+    whole = 0
     for number, each in enumerate(found):
         if each is None:
             continue
@@ -163,16 +167,29 @@ def _parts(
         if not 0 < length <= min(codec.unit_bytes, len(targets[number])) or (expiry and expiry <= wall):
             continue
         size = codec.padded(length)
-        taken = HEADER_BYTES + size + PROOF_BYTES
-        if taken > PART_BYTES:
-            continue
-        if taken > room or len(parts[-1]) == PART_VALUES:
+        if HEADER_BYTES + size + PROOF_BYTES <= PART_BYTES:
+            wanted.append((number, each, size))
+            whole += _room(size, codec.lba_bytes)
+    # All may go to one enclosure, where two parts are under way, and some that were abandoned.
+    most = max(1, min(PART_VALUES, 3 * channel.queue_depth() // 8))
+    least_parts = max(1, -(-len(wanted) // most), -(-whole // PART_BYTES))
+    in_each = -(-len(wanted) // least_parts)
+    parts: list[list[_Asked]] = []
+    room = 0
+    for number, each, size in wanted:
+        taken = _room(size, codec.lba_bytes)
+        if taken > room or len(parts[-1]) == in_each:
             parts.append([])
             room = PART_BYTES
         parts[-1].append(_Asked(number, each, PART_BYTES - room, size))
-        # Beginnings stay at LBAs, as a medium wants its buffers.
-        room -= -(-taken // codec.lba_bytes) * codec.lba_bytes
+        room -= taken
     return parts
+
+
+def _room(size: int, lba_bytes: int) -> int:
+    """The bytes of a part's buffer for a value of `size`. Beginnings stay at LBAs, as a medium wants its
+    buffers."""
+    return -(-(HEADER_BYTES + size + PROOF_BYTES) // lba_bytes) * lba_bytes
 
 
 def _send(volume: Volume, channel: IoChannel, part: Sequence[_Asked], buffer: memoryview) -> None:

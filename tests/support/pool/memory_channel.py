@@ -172,6 +172,8 @@ class MemoryChannel:
 
     waits_for_slow = has_patience
 
+    def took(self, pending: MemoryPending) -> None: ...
+
     def comes_again(self) -> None: ...
 
     def queue_depth(self) -> int:
