@@ -41,6 +41,7 @@ from host_shim.engine_folders import (
     memory_of,
     read_flags,
     room_of,
+    shared_volumes,
 )
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
@@ -54,6 +55,8 @@ WAIT_SECONDS = 30.0
 _PREFIX = "g35."
 _VLLM_OWN = frozenset({"type", "module_path", "backpressure"})
 """Keys of a secondary tier that vLLM takes for itself."""
+_FILES_ALONE = frozenset({"llama-cpp", "nixl"})
+"""Engines without a connector of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """What there is to look at for one engine; `tried` is the version that the tests run with."""
+    """What there is to look at for one engine; `tried` is the version that the tests run with. `package` is
+    empty for a program without an interpreter."""
 
     package: str
     tried: str
@@ -103,6 +107,14 @@ def files_by_path(place: Place) -> Found:
     if not os.path.isdir(folder):
         return Found("/fs", False, f"no {folder}", "a pool has /fs if it has a volume of kind files")
     return judge_page("/fs", folder, is_direct=True)
+
+
+def shared_by_path(place: Place) -> Found:
+    """A file on /shared, written, read and removed."""
+    volumes = shared_volumes(place.mount)
+    if not volumes:
+        return Found("/shared", False, "no shared volume", 'make one with kind = "shared" (docs/shared.md)')
+    return judge_page("/shared", os.path.join(place.mount, "shared", volumes[0]), is_direct=False)
 
 
 def vllm_loads_the_tier(_place: Place) -> Found:
@@ -233,6 +245,7 @@ def _wait(event: int) -> None:
 
 
 ENGINES = {
+    "llama-cpp": EngineCheck("", "", "", (shared_by_path,)),
     "lmcache": EngineCheck("lmcache", "0.5.6", "lmcache", (blocks_by_key, lmcache_adapter, files_by_path)),
     "nixl": EngineCheck("nixl", "1.5.1", "nixl._api", (nixl_has_posix, files_by_path)),
     "sglang": EngineCheck("sglang", "0.5.23", "sglang", (blocks_by_key, sglang_backend, files_by_path)),
@@ -365,10 +378,10 @@ def configuration_findings(engine: str, given: str, place: Place, *, is_mounted:
         yield Found("options", False, str(wrong), advice)
         return
     folders = folders_of(engine, document)
-    if engine == "nixl" and not folders:
+    if engine in _FILES_ALONE and not folders:
         yield Found("options", False, "nothing there names a folder of files", advice)
-    ours = engine != "nixl" and _names_ours(engine, document)
-    if engine != "nixl" and (ours or not folders):
+    ours = engine not in _FILES_ALONE and _names_ours(engine, document)
+    if engine not in _FILES_ALONE and (ours or not folders):
         yield options_taken(engine, given, place)
     if not is_mounted:
         return
@@ -392,6 +405,15 @@ def _names_ours(engine: str, document: Any) -> bool:
         return any(True for _ in _sections(engine, document))
     except ValueError:  # which `options_taken` tells
         return True
+
+
+def stores_files_alone(engine: str, given: str | None) -> bool:
+    """Whether a configuration names a folder of files, and no connector of ours."""
+    try:
+        document = read_document(given or "")
+    except (ValueError, OSError):
+        return False
+    return bool(folders_of(engine, document)) and not _names_ours(engine, document)
 
 
 def _is_within(path: str, mount: str) -> bool:
@@ -418,23 +440,30 @@ def examine(engine: str, place: Place, options: str | None = None) -> Iterator[F
     if wrong is not None:
         return
     known = ENGINES[engine]
-    advice = f"--python names an interpreter that has {engine}; `make engines ENGINES={engine}` makes one"
-    try:
-        version = importlib.metadata.version(known.package)
-        importlib.import_module(known.module)
-    except importlib.metadata.PackageNotFoundError:
-        yield Found(engine, False, f"{engine} is not installed for {sys.executable}", advice)
-        return
-    except Exception as error:
-        yield Found(engine, False, f"{type(error).__name__}: {error}", advice)
-        return
-    same = "" if version == known.tried else f"; tried with {known.tried}"
-    yield Found(engine, True, f"{version} at {sys.executable}{same}")
+    if known.package:
+        version = _installed(engine, known)
+        yield version
+        if not version.good:
+            return
     for check in known.checks:
         try:
             yield check(place)
         except Exception as error:
             yield Found(check.__name__.replace("_", " "), False, f"{type(error).__name__}: {error}")
+
+
+def _installed(engine: str, known: EngineCheck) -> Found:
+    """The engine's version in this interpreter, or why there is none."""
+    advice = f"--python names an interpreter that has {engine}; `make engines ENGINES={engine}` makes one"
+    try:
+        version = importlib.metadata.version(known.package)
+        importlib.import_module(known.module)
+    except importlib.metadata.PackageNotFoundError:
+        return Found(engine, False, f"{engine} is not installed for {sys.executable}", advice)
+    except Exception as error:
+        return Found(engine, False, f"{type(error).__name__}: {error}", advice)
+    same = "" if version == known.tried else f"; tried with {known.tried}"
+    return Found(engine, True, f"{version} at {sys.executable}{same}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,6 +8,7 @@ folder of their files, and the size of the tiers before it:
               remote_url: fs://HOST:PORT/FOLDER, local_disk: FOLDER; --l1-size-gb, max_local_cpu_size
     SGLang    SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=FOLDER; --hicache-size
     NIXL      DYN_KVBM_DISK_CACHE_DIR=FOLDER, SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR=FOLDER
+    llama.cpp --slot-save-path FOLDER
 
 A folder is judged by its place in the mount: /shared is for what hosts share, /fs is one agent's own, and /kv
 has no folders. KVBM's is the exception: one file of one process, which it writes over at random. Nothing is
@@ -132,6 +133,8 @@ def folders_of(engine: str, document: Any) -> list[Folder]:
     for table in _tables(document):
         for name in _ENVIRONMENT.get(engine, ()):
             found += [Folder(name, each, is_own=name == _KVBM) for each in _texts(table, name)]
+        if engine == "llama-cpp":
+            found += [Folder("slot_save_path", each) for each in _texts(table, "slot_save_path")]
         is_fs = table.get("type") == "fs"
         if engine == "vllm" and is_fs:
             found += [Folder("root_dir", each, True) for each in _texts(table, "root_dir")]
@@ -191,7 +194,7 @@ def memory_of(engine: str, document: Any) -> list[tuple[str, int]]:
 def judge_folder(engine: str, folder: Folder, mount: str) -> Iterator[Found]:
     """What is wrong with a folder of a mount that answers; or that nothing is."""
     what, mount = folder.key, os.path.abspath(mount)
-    shared = _shared_volumes(mount)
+    shared = shared_volumes(mount)
     if folder.is_own:
         shared, instead = [], "a pool has /fs if it has a volume of kind files (docs/engines/nixl.md)"
         if os.path.isdir(os.path.join(mount, "fs")):
@@ -238,7 +241,8 @@ def judge_folder(engine: str, folder: Folder, mount: str) -> Iterator[Found]:
     yield judge_page(what, path, is_direct=folder.is_direct)
 
 
-def _shared_volumes(mount: str) -> list[str]:
+def shared_volumes(mount: str) -> list[str]:
+    """Names of the volumes of /shared of a mount."""
     try:
         return sorted(os.listdir(os.path.join(mount, "shared")))
     except OSError:

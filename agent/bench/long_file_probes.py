@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from agent.bench.contents import Contents, pages
+from agent.bench.one_file import LONG_NAME
 from agent.bench.own_pool import OwnPool, own_pool
 from agent.bench.removed_room import free_blocks, wait_for_room
 from agent.bench.rounds import Sample, Timed, in_bursts, rate, together
-from agent.bench.sites import Sites
+from agent.bench.sites import LONG_MEMORY_FILE_BYTES, MEMORY_FILE_BYTES, Sites
 from agent.errors import G35Error
 from agent.pool.map.document import EXTENT_ALIGNMENT, set_size
 
@@ -76,6 +77,9 @@ class LongFileProbe:
                 self._read_on()
                 self._compare_last()
 
+    def _wanted(self, piece: int) -> memoryview:
+        return self._contents.value(piece)
+
     def _pool(self) -> OwnPool:
         name, file_bytes = f"files-{self.file_bytes}", self.file_bytes
         return self.sites.kept(name, lambda folder: file_pool(folder, file_bytes))
@@ -98,7 +102,7 @@ class LongFileProbe:
         return moved
 
     def _compare_last(self) -> None:
-        if self._buffer != self._contents.value(self._last):
+        if self._buffer != self._wanted(self._last):
             raise G35Error(f"wrong bytes in piece {self._last} of a long file")
 
     def _write(self, path: Path) -> int:
@@ -132,3 +136,21 @@ class LongFileProbe:
                 self._compare_last()
         finally:
             os.close(descriptor)
+
+
+class KernelReadProbe(LongFileProbe):
+    """Such a read of a file that lies ready in memory behind our door: the pace of the page cache."""
+
+    def prepare(self) -> None:
+        self._content, self._buffer = Contents(MEMORY_FILE_BYTES).value(0), pages(PIECE_BYTES)
+        self._pieces = min(self.file_bytes, LONG_MEMORY_FILE_BYTES) // PIECE_BYTES
+        self._next = self._last = 0
+        self._descriptor = os.open(self.sites.memory_file.with_name(LONG_NAME.decode()), os.O_RDONLY)
+        self.sites.at_end(lambda: os.close(self._descriptor))
+        for _ in range(self._pieces):
+            self._read_on()
+            self._compare_last()
+
+    def _wanted(self, piece: int) -> memoryview:
+        at = piece * PIECE_BYTES % MEMORY_FILE_BYTES
+        return self._content[at : at + PIECE_BYTES]

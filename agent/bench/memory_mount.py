@@ -1,4 +1,4 @@
-"""The mount behind fuse_memory_*: `python -m agent.bench.memory_mount MOUNT FILE-BYTES READY-FILE`.
+"""The mount behind fuse_memory_*: `python -m agent.bench.memory_mount MOUNT BYTES LONG-BYTES READY-FILE`.
 
 Our /dev/fuse door over one file in memory: the cost of door, kernel and one copy, without fabric and cipher.
 """
@@ -17,11 +17,12 @@ WORKERS = 4
 
 
 def main() -> None:
-    mount, size, ready = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    mount, size, long_bytes, ready = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    door = make_door("dev_fuse", OneFile(Contents(size).value(0)), mount, WORKERS, lambda _number: NoRunner())
+    files = OneFile(Contents(size).value(0), long_bytes)
+    door = make_door("dev_fuse", files, mount, WORKERS, lambda _number: NoRunner())
     door.start()
     try:
         ready.write_text("ready\n")

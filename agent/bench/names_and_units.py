@@ -173,6 +173,8 @@ def _entries() -> Iterable[Entry]:
         ("fs_write_1g_fsync", "fs_write", "put", "such a file written, with the fsync at its end"),
     ):
         yield Entry(name, kind, RATE, what, "1g", f"kv_{verb}_4m", by_name=True)
+    what = "such a read of a file that lies ready in memory behind our door: the kernel's own pace"
+    yield Entry("fuse_memory_1g_cached", "fuse_memory_cached", RATE, what, "1g", by_name=True)
     kind, what = "prestaged_get_in_flight", "/kv gets of prestaged values"
     yield Entry("prestaged_get_1m_x4", kind, RATE, what, "1m", "kv_get_1m_x4", in_flight=4)
     for share, what in (("served", "gets from memory / gets"), ("wasted", "bytes not served / bytes read")):

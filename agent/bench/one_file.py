@@ -1,4 +1,8 @@
-"""A file system of one file whose bytes lie in memory: what fuse_memory_* measures (memory_mount.py)."""
+"""A file system whose bytes lie in memory: what fuse_memory_* measures (memory_mount.py).
+
+It has the content twice: as a file that is read directly, and as a long one that holds it over and over and
+is read by way of the page cache.
+"""
 
 import errno
 import os
@@ -23,18 +27,24 @@ from agent.pool.steps import Outcome
 
 FILE_NAME: Final = b"block"
 FILE_INODE: Final = 2
+LONG_NAME: Final = b"long"
+LONG_INODE: Final = 3
 
 
 class OneFile(FileSystem):
-    """A root with a single file, read-only and direct: every read reaches us."""
+    """A root with a file, read-only and direct: every read reaches us. And a long one that is cached."""
 
-    def __init__(self, content: memoryview) -> None:
+    def __init__(self, content: memoryview, long_bytes: int = 0) -> None:
+        """`long_bytes`: of the long file, which holds `content` so many times; 0: there is none."""
         self._content = np.frombuffer(content, np.uint8)
+        self._long_bytes = long_bytes
 
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
-        if parent != ROOT_INODE or name != FILE_NAME:
-            raise FsError(errno.ENOENT)
-        return Entry(self._attributes(FILE_INODE))
+        if parent == ROOT_INODE and name == FILE_NAME:
+            return Entry(self._attributes(FILE_INODE))
+        if parent == ROOT_INODE and name == LONG_NAME and self._long_bytes:
+            return Entry(self._attributes(LONG_INODE))
+        raise FsError(errno.ENOENT)
 
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
         return self._attributes(ino)
@@ -42,14 +52,17 @@ class OneFile(FileSystem):
     def _attributes(self, ino: int) -> Attributes:
         if ino == ROOT_INODE:
             return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2)
-        return Attributes(ino, stat.S_IFREG | 0o444, size=len(self._content))
+        size = self._long_bytes if ino == LONG_INODE else len(self._content)
+        return Attributes(ino, stat.S_IFREG | 0o444, size=size)
 
     def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise FsError(errno.EROFS)
-        return Opened(1, direct_io=True, no_flush=True)
+        return Opened(1, direct_io=ino != LONG_INODE, no_flush=True)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+        if ino == LONG_INODE:
+            offset %= len(self._content)  # a request is aligned, and no longer than the content
         found = self._content[offset : offset + len(into)]
         # numpy copies without the interpreter's lock; assigning to a slice of a memoryview keeps it.
         np.copyto(np.frombuffer(into, np.uint8)[: len(found)], found)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from agent.bench.client_process import LineClient, cost, speed
 from agent.bench.fixed_load import LoadProbe
 from agent.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
-from agent.bench.long_file_probes import LongFileProbe
+from agent.bench.long_file_probes import KernelReadProbe, LongFileProbe
 from agent.bench.names_and_units import Entry
 from agent.bench.over_floor import PATHS, OverFloorProbe
 from agent.bench.pool_probes import GetProbe, PutProbe, puts_at_a_time, shape_for, values_got
@@ -91,6 +91,7 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
         for verb in ("get", "put")
     },
     **{f"shared_{verb}_cached": _file("shared/shared", verb, direct=False) for verb in ("get", "put")},
+    "fuse_memory_cached": lambda sites, entry: KernelReadProbe(sites, "read", entry.value_bytes),
     "fs_read": lambda sites, entry: LongFileProbe(sites, "read", entry.value_bytes),
     "fs_read_direct": lambda sites, entry: LongFileProbe(sites, "read", entry.value_bytes, direct=True),
     "fs_write": lambda sites, entry: LongFileProbe(sites, "write", entry.value_bytes),

@@ -3,13 +3,14 @@
 A get opens a file, reads it with one readv, and closes it; the files are read over and over. Without O_DIRECT
 the page cache lets go of a file after each get, so that every byte comes through the mount. A put creates a
 file, writes it with one writev, and closes it. What was put is removed before the next burst, untimed, and a
-burst begins once the room is back. Of /shared that takes half a second, after which directories are read
-again and caches are cold. So a burst of short files has several for each thread. Every file is compared once
-before, and the last one that each thread got after each round.
+burst begins once the room is back. Of /shared that takes up to half a second, after which directories are
+read again and caches are cold. So the bursts of /kv rest as long, and a burst has several files for each
+thread. Every file is compared once before, and the last one that each thread got after each round.
 """
 
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ from agent.pool.format.directory import SLOTS_PER_SET
 
 FILES_GOT: Final = 4
 """Files that are read over and over."""
-PUT_BYTES: Final = 32 << 20
+PUT_BYTES: Final = 128 << 20
 """What is put before it is removed; of long files a file for each thread."""
+REST_SECONDS: Final = 0.6
+"""From the end of a burst to the next one at the least. The room of /shared comes back within it."""
 SHARED_PART: Final = 5
 """A new pool has one part in so many for /shared (agent/cli/up/agent_toml.py)."""
 DRIVE_LEAST: Final = 2 << 30
@@ -94,6 +97,8 @@ class _Files:
         self._contents = Contents(file_bytes)
         self.readers = [_FileReader(self, range(first, FILES_GOT, IN_FLIGHT)) for first in range(IN_FLIGHT)]
         self._numbers = itertools.count()
+        self._rested_at = 0.0
+        """From when on the next burst may begin."""
 
     def contents(self, number: int) -> memoryview:
         return self._contents.value(number)
@@ -148,7 +153,9 @@ class _Files:
         free = free_blocks(self._folder)
         fresh = [next(self._numbers) for _ in range(files_put(self._contents.value_bytes))]
         turns = [self._puts(iter(fresh[first::IN_FLIGHT])) for first in range(IN_FLIGHT)]
+        time.sleep(max(0.0, self._rested_at - time.monotonic()))
         timed = together(turns, seconds)
+        self._rested_at = time.monotonic() + REST_SECONDS
         there = [path for path in (self.path("put", number) for number in fresh) if path.exists()]
         if len(there) * self._contents.value_bytes != timed.bytes:
             raise G35Error(f"{timed.bytes} bytes were stored, {len(there)} files are there")

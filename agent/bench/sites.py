@@ -31,6 +31,7 @@ SESSIONS = IN_FLIGHT + 1
 READ_DEADLINE_MS = 2000
 """Far above what a read takes: a bench measures speed, and a hiccup of the scheduler is no miss."""
 MEMORY_FILE_BYTES = 64 << 20
+LONG_MEMORY_FILE_BYTES = 1 << 30
 PACKAGE = Path(agent.__file__).resolve().parent
 ENVIRONMENTS = PACKAGE.parent / ".cache" / "engines"
 ENGINE_OF = {"mooncake": "mooncake", "lm": "lmcache"}
@@ -253,7 +254,8 @@ class Sites:
         mount.mkdir()
         self._stack.callback(clear_dead_mount, mount)
         ready = self.folder / "memory-mount.ready"
-        self._run("the mount from memory", "memory_mount", ready, str(mount), str(MEMORY_FILE_BYTES))
+        sizes = (str(MEMORY_FILE_BYTES), str(LONG_MEMORY_FILE_BYTES))
+        self._run("the mount from memory", "memory_mount", ready, str(mount), *sizes)
         return mount / "block"
 
     @cached_property

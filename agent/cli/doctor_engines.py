@@ -7,17 +7,18 @@ connector by the engine's own loader, a small block through the mount and back.
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from host_shim.engine_check import why_no_pool
+from host_shim.engine_check import stores_files_alone, why_no_pool
 
 _SOURCE = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 180.0
 """Importing an engine takes most of it: tens of seconds from a cold disk."""
-_NEED_NOTHING_OF_OURS = frozenset({"nixl"})
+_NEED_NOTHING_OF_OURS = frozenset({"llama-cpp", "nixl"})
 
 
 class Verdict(StrEnum):
@@ -40,8 +41,9 @@ class Finding:
 
 
 class Engine(StrEnum):
-    """What host_shim/engine_check.py knows."""
+    """What host_shim/engine_check.py knows. llama.cpp's server has no interpreter; ours does its check."""
 
+    LLAMA_CPP = "llama-cpp"
     LMCACHE = "lmcache"
     NIXL = "nixl"
     SGLANG = "sglang"
@@ -55,6 +57,8 @@ def engine_findings(
     name = engine.value
     mount = os.path.abspath(mount)
     interpreter = python or _SOURCE / ".cache" / "engines" / name / "bin" / "python"
+    if engine is Engine.LLAMA_CPP:
+        interpreter = Path(sys.executable)
     if not interpreter.exists():
         yield from _of_the_mount(mount)
         yield Finding(
@@ -73,11 +77,12 @@ def engine_findings(
         if "No module named 'host_shim" in done.stderr and not done.stdout:
             done = _asked(interpreter, arguments, str(_SOURCE))
             if name not in _NEED_NOTHING_OF_OURS:
+                is_needed = python is not None and not stores_files_alone(name, options)
                 yield Finding(
                     "host_shim",
-                    Verdict.MISSING if python else Verdict.WITHOUT,
+                    Verdict.MISSING if is_needed else Verdict.WITHOUT,
                     f"not installed for {interpreter}; what follows is with {_SOURCE}",
-                    f"{interpreter} -m pip install {_SOURCE / 'host_shim'}",
+                    f"for our connector: {interpreter} -m pip install {_SOURCE / 'host_shim'}",
                 )
         lines = done.stdout.splitlines()
         found = json.loads(lines[-1]) if lines else None

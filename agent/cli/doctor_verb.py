@@ -63,6 +63,11 @@ def doctor(
                 "NIXL goes by files of /fs: it has no volume of /kv, and no connector of ours",
                 param_hint="--volume",
             )
+        if engine is Engine.LLAMA_CPP and name in ("python", "volume"):
+            raise typer.BadParameter(
+                "llama.cpp's server goes by files of /shared: it has no interpreter, and no volume of /kv",
+                param_hint=f"--{name}",
+            )
     findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume, options))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))

@@ -26,6 +26,8 @@ Xattr: TypeAlias = bytes | memoryview
 
 FACE_SHIFT: Final = 56
 ROOT_INODE: Final = 1
+FIXED_SECONDS: Final = 60.0
+"""The kernel may believe for so long what does not change while an agent serves."""
 FACE_KV: Final = 1
 FACE_FILES: Final = 2
 FACE_CONTROL: Final = 3
@@ -80,7 +82,11 @@ whose close has to be waited for; the kernel writes such pages before it tells o
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat(2) shows. Times are nanoseconds since the epoch; `blocks` counts 512 bytes each."""
+    """What stat(2) shows. Times are nanoseconds since the epoch; `blocks` counts 512 bytes each.
+
+    `valid_seconds`: the kernel may believe an answer to GETATTR for so long. A walk along a path asks for the
+    attributes of each folder on it that the kernel may not believe.
+    """
 
     ino: int
     mode: int
@@ -94,6 +100,7 @@ class Attributes:
     atime_ns: int = 0
     mtime_ns: int = 0
     ctime_ns: int = 0
+    valid_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,11 +303,14 @@ class _RootFolder(FileSystem):
         ino, face = self._faces[name]
         attributes = face.getattr(caller, ino, None)
         assert isinstance(attributes, Attributes), "the root of a face is always at hand"
-        return Entry(attributes, 60.0, 1.0)
+        return Entry(attributes, FIXED_SECONDS, max(1.0, attributes.valid_seconds))
 
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
         uid, gid = self._owner
-        return Attributes(ROOT_INODE, stat.S_IFDIR | 0o755, nlink=2 + len(self._faces), uid=uid, gid=gid)
+        nlink = 2 + len(self._faces)
+        return Attributes(
+            ROOT_INODE, stat.S_IFDIR | 0o755, nlink=nlink, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS
+        )
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
         return Opened(0)

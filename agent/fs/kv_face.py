@@ -29,6 +29,7 @@ from agent.fs.file_users import Judge
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
+    FIXED_SECONDS,
     NOBODY,
     ROOT_INODE,
     Attributes,
@@ -158,7 +159,7 @@ class KvFace(FileSystem):
             ino = self._volume_inodes.get(name)
             if ino is None or self._volumes[ino].erased:
                 raise FsError(errno.ENOENT)
-            return Entry(self._folder(ino), 60.0, 60.0)
+            return Entry(self._folder(ino), FIXED_SECONDS, FIXED_SECONDS)
         return self._lookup_value(caller.holder, self._volume(parent), name)
 
     def _lookup_value(self, holder: Holder, volume: ServedVolume, name: bytes) -> Steps[Entry]:
@@ -289,7 +290,8 @@ class KvFace(FileSystem):
 
     def _folder(self, ino: int) -> Attributes:
         uid, gid = self._owner
-        return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2, uid=uid, gid=gid)
+        mode = stat.S_IFDIR | 0o755
+        return Attributes(ino, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS)
 
     def _file(self, ino: int, length: int) -> Attributes:
         uid, gid = self._owner

@@ -90,7 +90,7 @@ class ValueWriter:
         writing = self.writing
         channel.gives_way()
         deadline = channel.now() + writing.volume.timing.write_deadline
-        if not (yield Acquire(self._lock, deadline)):
+        if not (yield Acquire(self._lock, deadline, gives_way=True)):
             raise FsError(errno.EIO)
         with Held(self._lock):
             if self._failed:
@@ -117,7 +117,7 @@ class ValueWriter:
             return
         channel.gives_way()
         deadline = channel.now() + self.writing.volume.timing.write_deadline
-        if not (yield Acquire(self._lock, deadline)):
+        if not (yield Acquire(self._lock, deadline, gives_way=True)):
             raise FsError(errno.EIO)
         with Held(self._lock):
             if self._failed:
@@ -129,7 +129,7 @@ class ValueWriter:
         """Nobody has the file open any more (RELEASE). Nobody hears of an error either."""
         channel.gives_way()
         deadline = channel.now() + self.writing.volume.timing.write_deadline
-        if not (yield Acquire(self._lock, deadline)):
+        if not (yield Acquire(self._lock, deadline, gives_way=True)):
             return  # an operation of the file is still under way, and the kernel has given it up
         with Held(self._lock):
             if self.writing.finished:

@@ -108,6 +108,10 @@ class IoChannel(Protocol):
         """The same for steps that change a file, where no other place will do: as long as the namespace
         answers somebody once in a second, or has not let two of them wait in vain."""
 
+    def comes_again(self) -> None:
+        """The steps under way change nothing, so they may be run once more. They give way where their door
+        can put a request aside (agent/fs/doors/parked_requests.py): who runs them gets `GaveWay` then."""
+
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""
 
@@ -180,6 +184,11 @@ class Runner(Protocol):
     """Drives steps to their end: the loop that a worker, a test or the simulator brings along."""
 
     def run(self, steps: Steps[T]) -> T: ...
+
+
+class GaveWay(Exception):
+    """The steps would have held one worker too many of their door, and nothing came of them. Ask for them
+    again once another worker has ended its wait."""
 
 
 class NoRunner:

@@ -20,7 +20,7 @@ from agent.host_os.payload_memory import payload_memory
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.steps import Acquire, Pending, Steps, Wait
+from agent.pool.steps import Acquire, GaveWay, Pending, Steps, Wait
 from agent.remote.circuit_breaker import CLOCK_SLACK, NOT_ANSWERING, Health, Outstanding
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
@@ -77,12 +77,17 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
         self._waits: WorkersWait | None = None
-        self._is_patient = self._is_changing = False
-        """Of the steps under way: they have patience; they wait for what is slow."""
+        self._is_patient = False
+        """Of the steps under way, as are the next ones."""
+        self._is_changing = False
+        self._comes_again = self._gave_way = False
+        self._may_park = False
 
-    def share_waits(self, of_door: LongWaits) -> None:
-        """Be one of a door's workers, of which only so many wait long at a time."""
+    def share_waits(self, of_door: LongWaits, *, may_park: bool = False) -> None:
+        """Be one of a door's workers, of which only so many wait long at a time. `may_park`: the door puts
+        aside a request whose steps gave way and may come again (`GaveWay`)."""
         self._waits = WorkersWait(of_door)
+        self._may_park = may_park
 
     def gives_way(self) -> None:
         if self._waits is not None:
@@ -101,6 +106,11 @@ class WorkerChannel:
         is_change = self._is_changing and not self._is_patient
         is_patient = self._has_patience_with(health)
         return Outstanding(health, now, is_read=is_read, is_patient=is_patient, is_change=is_change)
+
+    def comes_again(self) -> None:
+        if self._may_park and self._waits is not None:
+            self._comes_again = True
+            self._waits.begin(time.monotonic())
 
     def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> PendingRequest:
         pending = self._read_by_the_one_way(namespace, offset, into, more)
@@ -234,8 +244,17 @@ class WorkerChannel:
         health, fabric = self._fabric.health[namespace], self._fabric
         return health.trusted and fabric.nguids[namespace] not in fabric.taken and not self._is_full(health)
 
+    def _is_refused(self, health: Health, now: float) -> bool:
+        """The breaker comes first: nobody is put aside to wait for what refuses everybody."""
+        patient = self._has_patience_with(health)
+        if health.refuses(now, patient=patient) or self._is_full(health):
+            return True
+        return not health.may_ask(now, patient=patient)
+
     def _is_full(self, health: Health) -> bool:
-        return self._waits is not None and self._waits.is_full(health)
+        is_full = self._waits is not None and self._waits.is_full(health)
+        self._gave_way = self._gave_way or (is_full and self._comes_again)
+        return is_full
 
     def is_local(self, namespace: int) -> bool:
         return self._fabric.is_local(namespace)
@@ -337,9 +356,7 @@ class WorkerChannel:
         ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
         if not ways:
             pending.fail("there is no way to the namespace")
-        elif self._is_full(fabric.health[namespace]) or not fabric.health[namespace].may_ask(
-            now, patient=self._has_patience_with(fabric.health[namespace])
-        ):
+        elif self._is_refused(fabric.health[namespace], now):
             pending.fail(NOT_ANSWERING)
         elif not is_read and fabric.nguids[namespace] in fabric.taken:
             pending.fail(f"the namespace carries pool {fabric.taken[fabric.nguids[namespace]]} now")
@@ -451,7 +468,8 @@ class WorkerChannel:
         return before
 
     def run(self, steps: Steps[T]) -> T:
-        """Drive steps to their end on this thread, with this channel as `current_channel`."""
+        """Drive steps to their end on this thread, with this channel as `current_channel`. Raises what they
+        raise, or `GaveWay` in its place."""
         _CURRENT.channel = self
         answer: bool | None = None
         self._in_use.acquire()
@@ -472,10 +490,15 @@ class WorkerChannel:
                     pending = wanted.pending
                     assert isinstance(pending, PendingRequest)
                     answer = self._wait(pending, wanted.deadline, wanted.at_least, wanted.whole)
+        except Exception:
+            if self._gave_way:
+                raise GaveWay from None
+            raise
         finally:
             if self._waits is not None:
                 self._waits.end()
             self._is_patient = self._is_changing = False
+            self._comes_again = self._gave_way = False
             self._in_use.release()
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:
@@ -508,7 +531,8 @@ class WorkerChannel:
                 return False
             if not waits.may_wait_on(health, asked, now):
                 if pending is not None and pending.outstanding is not None:
-                    pending.outstanding.wait_until(now)  # to be given up now is to be late
+                    pending.outstanding.gives_way(now)
+                self._gave_way = self._comes_again
                 return False
 
     def _wait(

@@ -111,9 +111,9 @@ class Health:
         """Whether a change of a file is patient here: nobody knows that it hangs."""
         return not self.patient_breaker.is_open
 
-    def refuses(self, now: float) -> bool:
-        """Whether a request that is not patient would be refused; asking is no probe."""
-        return self.breaker.refuses(now)
+    def refuses(self, now: float, *, patient: bool = False) -> bool:
+        """Whether a request would be refused; asking is no probe."""
+        return (self.patient_breaker if patient else self.breaker).refuses(now)
 
     def answered(self, seconds: float | None, *, read: bool, failed: bool = False) -> None:
         """It answered after so many seconds, None where that is not known; `failed`: with an error."""
@@ -182,6 +182,12 @@ class Outstanding:
             deadline = min(deadline, max(self.since, self.health.answered_at) + HANGS_SECONDS)
         self._until = deadline
         return deadline
+
+    def gives_way(self, now: float) -> None:
+        """The wait ends before its time, for its worker is needed. The namespace is late, but no reader of a
+        file has waited in vain."""
+        self._until = now
+        self._is_patient = False
 
     def answered(self, now: float, *, failed: bool, lost: bool = False, waited: float | None = None) -> None:
         """The answer came, or as much of it as was wanted. `failed`: an error of the namespace's own; `lost`:

@@ -1,4 +1,4 @@
-"""How many workers of one door may wait long in puts: never all of them, so that others are served.
+"""How many workers of one door may wait long: never all of them, so that others are served.
 
 A put waits until the write deadline (5 s by default) for a drive that hangs. Other requests of the door wait
 in the kernel meanwhile, where no deadline of ours counts. So a wait of a put is *long* once it has taken
@@ -7,8 +7,10 @@ workers may have one at the same namespace, and all but one at all namespaces an
 is none, the wait ends as at its deadline. While a namespace has let somebody wait in vain and the half waits
 there, further puts are not sent to it.
 
-Only steps that said so give way (`WorkerChannel.gives_way`): puts and deletes of values. A file is no cache:
-its writers wait as long as they always did. An agent with one worker has nobody to keep free: it waits too.
+Only steps that said so give way (`WorkerChannel.gives_way`): puts and deletes of values. Those that
+read a file do (`comes_again`) where their door puts the request aside: it is served later, for a file is no
+cache. Writers of files wait as long as they always did. An agent with one worker has nobody to keep free: it
+waits too.
 """
 
 import threading
@@ -50,6 +52,10 @@ class LongWaits:
             self._places[health] -= 1
             if not self._places[health]:
                 del self._places[health]
+
+    def has_room(self) -> bool:
+        """Whether one worker more may wait long somewhere, as it looks just now."""
+        return self._taken < self.most
 
     def is_full(self, health: Health) -> bool:
         """Whether a put that is sent to a namespace now would wait there with too many, all in vain."""

@@ -26,6 +26,7 @@ from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors.door import Door
 from agent.fs.doors.make_door import make_door
 from agent.fs.doors.mounting import MountOptions, clear_dead_mount, refuse_to_cover
+from agent.fs.doors.parked_requests import ParkedRequests
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError, RootFileSystem
@@ -107,14 +108,19 @@ def make_doors(
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
         refuse_to_cover(settings.mount)
+        waits = LongWaits(len(queues.workers), settings.timing.read_deadline)
+        parked = ParkedRequests(waits.has_room) if settings.door == "fuse" else None
+        if parked is not None:
+            parked.watch(shown.bounds)
         doors[MOUNT_DOOR] = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
             tree,
             settings.mount,
             settings.workers,
-            _workers_of_door(configuration, queues.workers, take_channel),
+            _workers_of_door(waits, queues.workers, take_channel, may_park=parked is not None),
             MountOptions(allow_other=settings.allow_other or None),
             shown.after_reply,
+            parked,
         )
     for_guests = dataclasses.replace(shown, registered=None, readers=0)
     guests = {
@@ -225,14 +231,13 @@ def _shared_face(
 
 
 def _workers_of_door(
-    configuration: Configuration, ids: range, take_channel: Callable[[int], WorkerChannel]
+    waits: LongWaits, ids: range, take_channel: Callable[[int], WorkerChannel], *, may_park: bool = False
 ) -> Callable[[int], WorkerChannel]:
     """Makes the channel of each worker of one door, by its number. `ids`: their I/O queue ids."""
-    waits = LongWaits(len(ids), configuration.agent.timing.read_deadline)
 
     def taken(number: int) -> WorkerChannel:
         channel = take_channel(ids[number])
-        channel.share_waits(waits)
+        channel.share_waits(waits, may_park=may_park)
         return channel
 
     return taken
@@ -253,13 +258,14 @@ def _guest_door(
     parts = f"{shown.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
     if wish.tenants:
         parts += b"\0" + "\0".join(wish.tenants).encode()
+    waits = LongWaits(len(ids), configuration.agent.timing.read_deadline)
     identity = hashlib.blake2b(parts, digest_size=IDENTITY_BYTES).digest()
     books = GuestBooks(configuration.agent.state / f"virtiofs-{number}.books", identity)
     return VirtioFsDoor(
         guest_tree(shown, wish, take_channel(ids[0]), books.epoch),
         wish.socket,
         len(ids),
-        _workers_of_door(configuration, ids, take_channel),
+        _workers_of_door(waits, ids, take_channel),
         sealed_memory=wish.sealed_memory,
         books=books,
         name=f"{GUEST_DOORS}{number}",

@@ -64,6 +64,9 @@ class TimedChannel:
     def gives_way(self) -> None:
         """Its worker has no door with others."""
 
+    def comes_again(self) -> None:
+        """As `gives_way`."""
+
     def has_patience(self) -> None:
         """No program waits for a file here: all steps go by what a get waits for."""
 

@@ -21,6 +21,8 @@ def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str =
     `s3_was`: the port of S3 the last time, which clients may have in their settings.
     """
     lines = [f"mounted at {mount}; keys, logs and drives are in {layout.state}"]
+    if (shared := mount / "shared/shared").is_dir():
+        lines.append(f"a folder for engines that store files, the same on every host: {shared}")
     if options.virtiofs:
         lines.append(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}")
     if options.s3:

@@ -2,7 +2,8 @@
 
 Read fuse/session.py first. A worker blocks in `readv` on its clone of the descriptor, has the session answer
 in the same thread, and replies with `writev`. What a face has put off (after_reply.py) the worker does then,
-before it reads the next request. A worker's buffers are one mapping:
+before it reads the next request. So it does with requests that gave way (parked_requests.py). A worker's
+buffers are one mapping:
 
     | page 0 ......... 80 bytes | data: 1 MiB, page-aligned | room: 1 MiB, page-aligned |
                        ^ a request is read to here
@@ -24,9 +25,10 @@ from agent.fs.after_reply import AfterReply, WorkAfterReply
 from agent.fs.doors import mounting
 from agent.fs.doors.door import GRACE_SECONDS, START_SECONDS, MakeRunner
 from agent.fs.doors.mounting import MountError, MountOptions
+from agent.fs.doors.parked_requests import Parked, ParkedRequests
 from agent.fs.fuse.abi import PAGE_BYTES
 from agent.fs.fuse.requests import WRITE_HEAD_BYTES
-from agent.fs.fuse.session import FuseSession, Reply
+from agent.fs.fuse.session import AGAIN, FuseSession, Reply
 from agent.host_os.payload_memory import payload_memory
 from agent.pool.steps import Runner
 
@@ -61,7 +63,9 @@ class DevFuseDoor:
         make_runner: MakeRunner,
         options: MountOptions | None = None,
         after_reply: AfterReply | None = None,
+        parked: ParkedRequests | None = None,
     ) -> None:
+        """`parked`: where the runners' steps may give way (`WorkerChannel.share_waits`)."""
         if not 1 <= worker_count <= WORKERS_MAX:
             raise ValueError(f"worker_count must be 1 to {WORKERS_MAX}")
         self.session = session
@@ -70,6 +74,7 @@ class DevFuseDoor:
         self._worker_count = worker_count
         self._make_runner = make_runner
         self._after_reply = after_reply or AfterReply(0)
+        self._parked = ParkedRequests(lambda: False, 0) if parked is None else parked
         self._stopping = False
         self._mounted = False
         self._workers: list[threading.Thread] = []
@@ -167,12 +172,13 @@ class DevFuseDoor:
         finally:
             after.leave()
             os.close(descriptor)
+            self._parked.leave(self._worker_count)
 
     def _loop(self, descriptor: int, buffers: WorkerBuffers, runner: Runner, after: WorkAfterReply) -> None:
         # Looked up once: this loop is the price of every request.
         answer, readv, writev = self.session.answer, os.readv, os.writev
         request, data, room = buffers.request, buffers.data, buffers.room
-        read_into = [request]
+        read_into, parked = [request], self._parked
         while not self._stopping:
             try:
                 received = readv(descriptor, read_into)
@@ -185,6 +191,9 @@ class DevFuseDoor:
                 raise
             after.is_free = False
             reply = answer(request, received, data, room, runner)
+            if reply is AGAIN:
+                is_aside = parked.put(request[:received], descriptor)
+                reply = None if is_aside else self.session.refusal_of(request)
             if reply is not None:
                 try:
                     writev(descriptor, reply)
@@ -192,7 +201,31 @@ class DevFuseDoor:
                     self._reply_failed(descriptor, request, reply, error, runner)
             if after.due:
                 self._do_after_reply(after, runner)
+            if len(parked):
+                self._serve_parked(data, room, runner)
             after.is_free = True
+
+    def _serve_parked(self, data: memoryview, room: memoryview, runner: Runner) -> None:
+        """Serve what was put aside, until a request gives way once more."""
+        while not self._stopping and (parked := self._parked.take()) is not None:
+            if not self._serve_again(parked, data, room, runner):
+                return
+
+    def _serve_again(self, parked: Parked, data: memoryview, room: memoryview, runner: Runner) -> bool:
+        request, descriptor = memoryview(parked.request), parked.descriptor
+        reply = self.session.answer(request, len(request), data, room, runner)
+        if reply is AGAIN:
+            self._parked.put_back(parked)
+            return False
+        try:
+            if reply is not None:
+                os.writev(descriptor, reply)
+        except OSError as error:
+            assert reply is not None
+            self._reply_failed(descriptor, request, reply, error, runner)
+        finally:
+            os.close(descriptor)
+        return True
 
     def _do_after_reply(self, after: WorkAfterReply, runner: Runner) -> None:
         try:

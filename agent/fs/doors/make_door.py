@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 from agent.fs.after_reply import AfterReply
 from agent.fs.doors.door import Door, MakeRunner
 from agent.fs.doors.mounting import MountOptions
+from agent.fs.doors.parked_requests import ParkedRequests
 from agent.fs.interface import Tree
 
 DoorKind: TypeAlias = Literal["dev_fuse", "pyfuse3"]
@@ -19,8 +20,10 @@ def make_door(
     make_runner: MakeRunner,
     options: MountOptions | None = None,
     after_reply: AfterReply | None = None,
+    parked: ParkedRequests | None = None,
 ) -> Door:
-    """`after_reply`: where a face puts work off. The door by pyfuse3 answers when all is done."""
+    """`after_reply`: where a face puts work off; `parked`: where steps may give way. The door by pyfuse3
+    answers when all is done, and has its workers wait."""
     # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
     if kind == "pyfuse3":
         from agent.fs.doors.pyfuse3_door import Pyfuse3Door
@@ -29,4 +32,5 @@ def make_door(
     from agent.fs.doors.dev_fuse import DevFuseDoor
     from agent.fs.fuse.session import FuseSession
 
-    return DevFuseDoor(FuseSession(tree), mountpoint, worker_count, make_runner, options, after_reply)
+    session = FuseSession(tree)
+    return DevFuseDoor(session, mountpoint, worker_count, make_runner, options, after_reply, parked)

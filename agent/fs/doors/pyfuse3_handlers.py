@@ -406,7 +406,7 @@ def entry_of(entry: Entry) -> pyfuse3.EntryAttributes:
 def attributes_of(attributes: Attributes) -> pyfuse3.EntryAttributes:
     told = pyfuse3.EntryAttributes()
     told.st_ino = InodeT(attributes.ino)
-    told.entry_timeout = told.attr_timeout = 0
+    told.entry_timeout, told.attr_timeout = 0, attributes.valid_seconds
     told.st_mode = ModeT(attributes.mode)
     told.st_nlink = attributes.nlink
     told.st_uid, told.st_gid = attributes.uid, attributes.gid

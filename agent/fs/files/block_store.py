@@ -60,6 +60,9 @@ class BlockStore(Protocol):
         The range lies within what was put. Raises `StoreUnavailable` when an enclosure does not answer.
         """
 
+    def comes_again(self) -> None:
+        """The steps under way only read: as `IoChannel.comes_again`."""
+
     def examine(self, block_id: bytes, capacity: int) -> Steps[bytes | None]:
         """Read all of a block from the enclosures. None: it is there, whole. Otherwise what speaks against
         it, in bytes that are the same only for the very same finding.

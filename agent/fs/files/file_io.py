@@ -100,6 +100,7 @@ class Content:
                     elsewhere.append((position, start, part))
                 done += len(part)
         if elsewhere:
+            self._store.comes_again()
             first, last = elsewhere[0][0], elsewhere[-1][0]
             sealed = block_rows.sealed_range(self._database, file.ino, first, last)
             for position, start, part in elsewhere:

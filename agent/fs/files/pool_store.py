@@ -133,7 +133,13 @@ class PoolBlockStore:
             piece = into[at : at + PIECE_BYTES]
             # A file is not a cache: its reader waits as long as a writer would.
             deadline = channel.now() + volume.timing.write_deadline
+            if reading.cause is not None:
+                # Another worker's read of the block came late, or gave way. That is not this one's fault.
+                self._forget(block_id)
+                reading = self._reading(volume, block_id)
             count = yield from reading.read(channel, offset + at, piece, deadline)
+            if count == len(piece):
+                continue  # what is proven stays so, whatever another worker has found meanwhile
             if reading.cause is MissCause.EVICTED:
                 # Since its header was read, the block was sealed anew, perhaps in another slot.
                 self._forget(block_id)
@@ -147,6 +153,9 @@ class PoolBlockStore:
             if count != len(piece):
                 return False
         return True
+
+    def comes_again(self) -> None:
+        self._channel().comes_again()
 
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
         volume, channel = self._volume(capacity), self._channel()

@@ -57,7 +57,7 @@ _GETXATTR_IN: Final = requests.GETXATTR_IN
 _IOCTL_IN: Final = requests.IOCTL_IN
 _IOCTL_DONE: Final = IOCTL_OUT.pack(0, 0)
 _VALID_FOR_NO_TIME: Final = ATTR_OUT.pack(0, 0)
-"""The validity in an answer to GETATTR or SETATTR: none, so the kernel asks again."""
+"""The validity in most answers to GETATTR or SETATTR: none, so the kernel asks again."""
 CAPABILITY_XATTR: Final = b"security.capability"
 
 
@@ -195,7 +195,10 @@ class FuseOperations:
 
     def _attributes(self, attributes: Attributes) -> bytes:
         self._note_set_id(attributes)
-        return _VALID_FOR_NO_TIME + encode_attributes(attributes)
+        head = _VALID_FOR_NO_TIME
+        if attributes.valid_seconds:
+            head = ATTR_OUT.pack(*seconds_and_ns(attributes.valid_seconds))
+        return head + encode_attributes(attributes)
 
     def _note_set_id(self, attributes: Attributes) -> None:
         if attributes.mode & (stat.S_ISUID | stat.S_ISGID) and not stat.S_ISDIR(attributes.mode):

@@ -47,7 +47,7 @@ from agent.fs.fuse.requests import READ_IN, WRITE_IN
 from agent.fs.interface import PAGES, FsError, LockOwner, Tree, face_of
 from agent.host_os.rate_limited_log import Complaints
 from agent.inline.scatter import Target
-from agent.pool.steps import Runner, settle
+from agent.pool.steps import GaveWay, Runner, settle
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +100,8 @@ _WRITE_OUT: Final = WRITE_OUT
 IN_HEADER_BYTES: Final[int] = IN_HEADER.size
 OUT_HEADER_BYTES: Final[int] = OUT_HEADER.size
 WRITE_HEAD_BYTES: Final[int] = IN_HEADER.size + WRITE_IN.size
+AGAIN: Final[Reply] = []
+"""In place of a reply: the request is to be served again, once another worker has ended its wait."""
 _NO_ROOM: Final = memoryview(bytearray())
 _READ: Final[int] = Opcode.READ.value
 _WRITE: Final[int] = Opcode.WRITE.value
@@ -208,7 +210,8 @@ class FuseSession:
     def answer(
         self, request: memoryview, received: int, data: memoryview, room: Target, runner: Runner
     ) -> Reply | None:
-        """Serve one request to its end; None where the protocol has no answer to it.
+        """Serve one request to its end; None where the protocol has no answer to it. `AGAIN`: its steps gave
+        way, as only a runner lets them whose door puts requests aside.
 
         `received` counts all bytes of the request, those in `data` included. The reply's buffers may lie
         in `room` and hold until the worker's next request.
@@ -251,6 +254,8 @@ class FuseSession:
                     self._traffic_of(runner).bytes_read += len(body)
         except FsError as refusal:
             return self._refuse(opcode, unique, refusal.errno)
+        except GaveWay:
+            return AGAIN
         except FuseFormatError as broken:
             self.complaints.peer(opcode_name(opcode), str(broken))
             return self._refuse(opcode, unique, errno.EIO)

@@ -12,8 +12,10 @@ from typing import Final
 
 from agent.fs.interface import Caller
 from agent.fs.shared.manifest import Manifest
+from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import Hold
 from agent.host_os.per_user_bounds import Holder
+from agent.pool.steps import IoChannel, Steps
 
 THREADS_MAX: Final = 1024
 KNOWN_MAX: Final = 8192
@@ -43,7 +45,9 @@ class Habits:
     """The habits of the threads that use one door, and the answers that are ready for them. Safe from any
     thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, upkeep: UnnamedChunks | None = None) -> None:
+        """`upkeep` comes by for what is held, where no lookup does."""
+        self._upkeep: Final = UnnamedChunks() if upkeep is None else upkeep
         self._threads: OrderedDict[Thread, _Habit] = OrderedDict()
         self._known: OrderedDict[Place, tuple[bytes, Manifest | None]] = OrderedDict()
         """The identity of what a name leads to, and what that is where it is short enough."""
@@ -159,13 +163,14 @@ class Habits:
         with self._lock:
             before = self._ready.pop(ino, None)
             self._ready[ino] = (now + READY_SECONDS, holds)
+            self._upkeep.add(self)
         if before is not None:
             for each in before[1]:
                 each.let_go()
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """Let go of what nobody has come for: with each lookup, for lookups come before what would evict."""
+        """Let go of what nobody has come for: with each lookup, and by upkeep."""
         dropped: list[tuple[float, Sequence[Hold]]] = []
         with self._lock:
             while self._ready and (len(self._ready) > READY_MAX or next(iter(self._ready.values()))[0] < now):
@@ -173,6 +178,14 @@ class Habits:
         for _, gone in dropped:
             for each in gone:
                 each.let_go()
+
+    def name_stale(self, channel: IoChannel) -> Steps[None]:
+        """As a file whose chunks wait: a program that looked files up does nothing more."""
+        self.expire(channel.now())
+        with self._lock:
+            if not self._ready:
+                self._upkeep.discard(self)
+        yield from ()
 
     def take_held(self, ino: int, now: float) -> Sequence[Hold] | None:
         with self._lock:

@@ -29,6 +29,7 @@ from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Judge
 from agent.fs.interface import (
+    FIXED_SECONDS,
     NOBODY,
     ROOT_INODE,
     Attributes,
@@ -45,7 +46,7 @@ from agent.fs.interface import (
     folders,
 )
 from agent.fs.shared.call_prediction import Habits
-from agent.fs.shared.chunks import STAGED, wall_ns
+from agent.fs.shared.chunks import STAGED, patient, wall_ns
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, let_go
 from agent.fs.shared.file_writer import FileWriter
@@ -125,7 +126,7 @@ class SharedFace(FileSystem):
         self._owner = owner
         self._ahead = ahead
         self._nodes = Nodes(bounds, epoch)
-        self._habits = Habits()
+        self._habits = Habits(self._unnamed)
         self._under_way = ReadsUnderWay()
         self._seen = NamesSeen() if seen is None else seen
         self._handles: dict[int, _Handle] = {}
@@ -170,14 +171,20 @@ class SharedFace(FileSystem):
     def _volume_folder_again(self, ino: int) -> Steps[Attributes]:
         """The same for the kernel, which asks again after each file that it has made in the folder."""
         until, found = self._volume_folders.get(ino, (0.0, None))
-        if found is not None and self._channel().now() < until:
-            return shown(ino, found)
-        return (yield from self._volume_folder(ino))
+        left = until - self._channel().now()
+        if found is None or left <= 0:
+            return replace((yield from self._volume_folder(ino)), valid_seconds=FOLDER_SECONDS)
+        return replace(shown(ino, found), valid_seconds=left)
 
-    def _lookup(self, caller: Caller, volume: SharedVolume, path: bytes) -> Steps[Entry]:
+    def _lookup(
+        self, caller: Caller, volume: SharedVolume, path: bytes, *, is_all: bool = True
+    ) -> Steps[Entry]:
+        """`is_all`: nothing else is done for the request."""
         before = self._habits.leads_to(volume.name, path)
         if before is not None:
-            self._patient_channel()  # who has just stored it renames it next
+            patient(self._channel())  # who has just stored it renames it next
+        if is_all:
+            self._channel().comes_again()
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
@@ -199,12 +206,6 @@ class SharedFace(FileSystem):
             self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
         return Entry(shown(ino, found), 0.0, 1.0)
-
-    def _patient_channel(self) -> IoChannel:
-        """For a change of names: by a look that came too late it would fail, or not see what is there."""
-        channel = self._channel()
-        channel.waits_for_slow()
-        return channel
 
     def _place(self, parent: int, name: bytes) -> tuple[SharedVolume, bytes]:
         """The volume and the path of a name in a folder. Raises FsError."""
@@ -251,7 +252,8 @@ class SharedFace(FileSystem):
 
     def _root(self) -> Attributes:
         mode = stat.S_IFDIR | FOLDER_MODE
-        return Attributes(SHARED_ROOT, mode, nlink=2, uid=self._owner[0], gid=self._owner[1])
+        uid, gid = self._owner
+        return Attributes(SHARED_ROOT, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS)
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
@@ -285,7 +287,7 @@ class SharedFace(FileSystem):
         self, ino: int, volume: SharedVolume, path: bytes, changes: SetAttributes
     ) -> Steps[Attributes]:
         """Mode and owner of a folder are kept: it has no content that another agent could replace."""
-        channel = self._patient_channel()
+        channel = patient(self._channel())
         now_ns = wall_ns(channel)
         found = yield from self._names.newest(volume, path)
         if isinstance(found, MissCause) or not found.is_folder:
@@ -307,7 +309,7 @@ class SharedFace(FileSystem):
 
     def _truncate(self, caller: Caller, ino: int, node: Node, size: int) -> Steps[Attributes]:
         """truncate(2) of a file that nobody has open for writing: its next content."""
-        channel, manifest = self._patient_channel(), node.manifest
+        channel, manifest = patient(self._channel()), node.manifest
         assert manifest is not None
         writer = self._writer(caller, ino, node, base=manifest, replaced=manifest)
         try:
@@ -338,7 +340,7 @@ class SharedFace(FileSystem):
 
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Steps[Entry]:
         volume, path = self._place(parent, name)
-        channel = self._patient_channel()
+        channel = patient(self._channel())
         found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause):
             raise FsError(errno.EEXIST)
@@ -351,7 +353,7 @@ class SharedFace(FileSystem):
 
     def rmdir(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
-        channel = self._patient_channel()
+        channel = patient(self._channel())
         found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause) and not found.is_folder:
             raise FsError(errno.ENOTDIR)
@@ -380,7 +382,7 @@ class SharedFace(FileSystem):
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
-        channel = self._patient_channel()
+        channel = patient(self._channel())
         self._habits.removed(caller)
         written = self._written.by(caller, volume, path)
         if written is not None:
@@ -407,7 +409,7 @@ class SharedFace(FileSystem):
             raise FsError(errno.EINVAL)
         if volume is not new_volume:
             raise FsError(errno.EXDEV)
-        channel = self._patient_channel()
+        channel = patient(self._channel())
         self._habits.renamed(caller)
         written = self._written.by(caller, volume, path)
         self._written.replaced(volume, path, None, None)  # before the look: what is found is not given up
@@ -450,7 +452,7 @@ class SharedFace(FileSystem):
             behind = found if is_moved else there
             replaced = None if isinstance(behind, MissCause) else behind
             yield from writer.move(channel, new_path, replaced, is_moved=is_moved)
-            self._written.note(ino, writer)
+            self._note_written(ino, writer)
             self._nodes.moved(ino, new_path)
 
     # -- opening --------------------------------------------------------------------------------
@@ -542,7 +544,7 @@ class SharedFace(FileSystem):
         finally:
             writer.abandon()
             self._open_writers.give_back(writer.holder)
-        return (yield from self._lookup(caller, volume, path))
+        return (yield from self._lookup(caller, volume, path, is_all=False))
 
     def _writer(
         self,
@@ -578,6 +580,13 @@ class SharedFace(FileSystem):
         if is_new:
             self._written.note(ino, writer)
         return True
+
+    def _note_written(self, ino: int, writer: FileWriter) -> None:
+        """Note the name of a file that is being written, unless its last close has come meanwhile."""
+        node = self._nodes.find(ino)
+        with self._lock:  # the last close drops the name after it has taken the writer out
+            if node is not None and node.writer is writer:
+                self._written.note(ino, writer)
 
     def _opened_writer(self, ino: int, node: Node, writer: FileWriter, flags: int) -> Opened:
         handle = self._new_handle(ino, _Handle(node, writer.holder, writer=writer, may_write=writes(flags)))
@@ -619,6 +628,7 @@ class SharedFace(FileSystem):
 
     def _open_whole(self, caller: Caller, ino: int, node: Node, flags: int) -> Steps[Opened]:
         """Open what is written from an earlier content on, which is there whole and stays."""
+        self._written.retried(caller, node)  # if it is not there whole, no lookup is told of it again
         while True:
             manifest = node.manifest
             assert manifest is not None
@@ -682,7 +692,9 @@ class SharedFace(FileSystem):
             raise FsError(errno.ENFILE, "too many files are open")
         self._discards.opened(manifest)
         self._habits.opened(caller, ino)
-        held = self._habits.take_held(ino, self._channel().now())
+        channel = self._channel()
+        channel.comes_again()
+        held = self._habits.take_held(ino, channel.now())
         try:
             held = held or (yield from self._whole.hold(caller.holder, node))
         except BaseException:
@@ -712,7 +724,9 @@ class SharedFace(FileSystem):
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
         found = self._handle(handle)
         if found.reading is not None:
-            return (yield from found.reading.read(self._channel(), offset, into))
+            channel = self._channel()
+            channel.comes_again()
+            return (yield from found.reading.read(channel, offset, into))
         assert found.writer is not None
         return (yield from found.writer.read(self._channel(), offset, into))
 

@@ -155,8 +155,9 @@ class OpenFile:
         reading, size, is_over = chunk.reading, self.manifest.chunk_length(number), True
         try:
             count = yield from reading.read(channel, at, into, deadline)
-            if reading.cause is None and count == len(into) and reading.length == size:
-                is_over = at + count == size
+            if count == len(into) and reading.length == size:
+                # What is proven stays so, also where another worker's read of the chunk came late meanwhile.
+                is_over = at + count == size or reading.cause is not None
                 return
             if reading.cause is None:
                 reading.give_up(channel, MissCause.CORRUPT)
@@ -168,9 +169,14 @@ class OpenFile:
     def _borrow(self, number: int, origin: bytes) -> _ChunkReader:
         with self._lock:
             chunk = self._readers.get(number)
-            if chunk is None:
+            # Another worker begins to read it, perhaps for long: a header costs less than to wait for that.
+            is_own = chunk is not None and bool(chunk.users) and chunk.reading.length is None
+            if chunk is None or is_own:
                 key = chunk_key(origin, number)
-                chunk = self._readers[number] = _ChunkReader(self.volume.chunks.reader(key, self._prestage))
+                chunk = _ChunkReader(self.volume.chunks.reader(key, self._prestage))
+                chunk.dropped = is_own
+            if not is_own:
+                self._readers[number] = chunk
                 while len(self._readers) > READERS_MAX:
                     self._drop(next(iter(self._readers)))
             chunk.users += 1

@@ -31,13 +31,15 @@ files together, each is named at once."""
 
 
 class Unnamed(Protocol):
-    """A file that has such chunks: file_writer.py."""
+    """A file that has such chunks (file_writer.py), or what a door holds for who looked it up, and has done
+    nothing since (call_prediction.py)."""
 
     def name_stale(self, channel: IoChannel) -> Steps[None]: ...
 
 
 class UnnamedChunks:
-    """The files of all doors of an agent. Safe from any thread. As many as are being written at the most."""
+    """The files of all doors of an agent. Safe from any thread. As many as are being written at the most, and
+    one more for each door."""
 
     def __init__(self) -> None:
         self._files: dict[int, Unnamed] = {}

@@ -26,8 +26,9 @@ from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
 from agent.pool.steps import IoChannel, Steps, beside
 
-LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED, MissCause.CORRUPT})
-"""A file with a chunk that is gone by one of these causes does not come back."""
+LOST: Final = frozenset({MissCause.EVICTED, MissCause.EXPIRED, MissCause.NEVER_STORED})
+"""A file with a chunk that is gone by one of these causes does not come back. A directory that was read
+damaged may come whole the next time: such a file is not there for now, and its name stays."""
 HELD_AHEAD_MAX: Final = 256
 """Chunks of a file that are held with its lookup, for a thread that opens what it looks up."""
 ASKED_MAX: Final = 32
@@ -99,10 +100,7 @@ class WholeFiles:
                 if isinstance(found, MissCause) or found.identity != known.identity:
                     let_go(held)
                     return found, (), False
-                if opens or known.chunks <= ASKED_MAX:
-                    return found, held, True
-                let_go(held)
-                return found, (), True
+                return found, kept(held, are_all=opens or found.chunks <= ASKED_MAX), True
         if known is None and habits.creates(caller):
             identity = os.urandom(IDENTITY_BYTES)
             deadline, key = channel.now() + volume.timing.write_deadline, chunk_key(identity, 0)
@@ -128,7 +126,8 @@ class WholeFiles:
         self, holder: Holder, volume: SharedVolume, path: bytes, found: Manifest
     ) -> Steps[tuple[Manifest | MissCause, Sequence[Hold]]]:
         """What a path leads to, if its chunks are there; it led to `found` a moment ago. A file that has lost
-        one is none, and its name goes. Where all chunks were asked for, they are held."""
+        one is none, and its name goes. Where a directory comes damaged it is none for now. Where all chunks
+        were asked for, they are held."""
         channel = self._channel()
         for _ in range(LOOKS):
             keys = asked_keys(found)
@@ -136,12 +135,9 @@ class WholeFiles:
                 return found, ()
             held = yield from hold_all(channel, volume, keys, holder)
             if not isinstance(held, MissCause):
-                if found.chunks <= ASKED_MAX:
-                    return found, held
-                let_go(held)
-                return found, ()
+                return found, kept(held, are_all=found.chunks <= ASKED_MAX)
             if held not in LOST:
-                return found, ()
+                return (held if held is MissCause.CORRUPT else found), ()
             if not (yield from self._clear_lost(channel, Node(volume, path, holder, found))):
                 return held, ()
             newer = yield from self._names.newest(volume, path)
@@ -174,6 +170,14 @@ class WholeFiles:
         if isinstance(found, MissCause) or found.is_folder or found.identity == manifest.identity:
             return None
         return found
+
+
+def kept(held: Sequence[Hold], *, are_all: bool) -> Sequence[Hold]:
+    """What a lookup keeps for who opens the file: chunks that were asked for, if these are all of them."""
+    if are_all:
+        return held
+    let_go(held)
+    return ()
 
 
 def asked_keys(manifest: Manifest) -> list[bytes]:

@@ -259,8 +259,7 @@ class ReplacingWriter(SlotWriter):
     ) -> Steps[None]:
         volume, cached, change = self._volume, reservation.cached, self._change
         assert change is not None
-        if not self._is_vouched_for(channel, reservation):
-            yield from self._vouched_for(channel, reservation, deadline)
+        yield from self._vouched_for(channel, reservation, deadline)
         writes = self._send_last(channel)
         writes.append(channel.write(cached.namespace, reservation.offset, parts, more=not self._older))
         if self._older:

@@ -189,7 +189,9 @@ class UnitReader(Reader):
             return self._lost(channel, MissCause.WRONG_KEY)
         request = Request(channel, offset, into, deadline, channel.tally(self.volume.settings.name))
         if self._open is None:
-            if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):
+            if not self._beginning.acquire(blocking=False) and not (
+                yield Acquire(self._beginning, deadline, gives_way=True)
+            ):
                 return self._lost(channel, MissCause.LATE)
             try:
                 if self._found() is None:

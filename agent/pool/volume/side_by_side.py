@@ -68,6 +68,10 @@ class Parts:
         """Of the parts that were begun before a moment of the channel's clock and have not ended."""
         return {part.namespace for part in self._under_way if part.since < begun_before}
 
+    def has_begun_since(self, moment: float) -> bool:
+        """Whether a part that is under way was begun then or later."""
+        return any(part.since >= moment for part in self._under_way)
+
     def start(self, namespace: int, steps: Part) -> None:
         """Begin a part, up to its first wait. `namespace`: where its answers come from."""
         part = _Part(namespace, self._channel.now(), steps)

@@ -10,12 +10,13 @@ own values. A key that another put has locked is left to a put of its own (`UNTR
 that would have to wait for more: where its tenant owes bandwidth or has to evict at its quota, or where a
 directory is in doubt. Nothing was done for these, so to try them again repeats no write.
 
-Few values are under way at a time. Those at a namespace that has not answered for `SLOW_SECONDS` do not
-count, and it gets no more of the call until it does. Values leave in volleys, for each send and each wake-up
-costs as much as a value: the next ones are begun when half of those under way have ended.
+No more values are under way than a queue has room for. Those at a namespace that has not answered for
+`SLOW_SECONDS` do not count, and it gets no more of the call until it does. Values leave in volleys, for each
+send and each wake-up costs as much as a value: the next are begun when half of those under way have ended.
 """
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -32,20 +33,20 @@ from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.name_together import NOT_IN_TIME, UnnamedWriter
 from agent.pool.write.put import NO_ANSWER, UNREAD, is_known, may_take
-from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
-AT_ONCE: Final = 16
-"""Values under way, each with two commands, where queues take 64 commands of a worker; fewer where they take
-fewer. As many again may hang at one enclosure."""
-COMMANDS_OF_VALUE: Final = 4
-"""Of a queue: the two of a value, and two of one that hangs."""
+AT_ONCE: Final = 32
+"""Values under way, each with two commands; fewer where a queue takes fewer of a worker."""
+COMMANDS_OF_VALUE: Final = 2
 VOLLEY: Final = 4
 """Values that do not wait for others to leave with."""
 SLOW_SECONDS: Final = 0.05
 SEND_BYTES: Final = 3 << 20
 """Of the worker's send buffer, for all values of a call."""
 _PAGE_BYTES: Final = 4096
+_SEALING: Final = threading.Lock()
+"""One worker of a process seals at a time. Each seal lets go of the interpreter's lock, and two workers would
+hand that to each other at every value, for as long as the cipher takes. Its holder waits for nothing."""
 
 
 class Untried:
@@ -104,12 +105,6 @@ class TogetherWriter(UnnamedWriter):
         self._reserve(channel, usable, everywhere=len(usable) == len(targets))
         self._end = length
         return True
-
-    @property
-    def reservation(self) -> Reservation:
-        reservation = self._reservation
-        assert reservation is not None
-        return reservation
 
 
 class _Put:
@@ -196,6 +191,8 @@ class _Batch:
         """By the identity of its set: those that wait to be committed."""
         self._committing: Final[set[int]] = set()
         """Sets whose directory is being written."""
+        self._in_flight = 0
+        """Commands of this call that no enclosure has answered, those that were given up included."""
 
     def run(self) -> Steps[None]:
         while True:
@@ -206,7 +203,7 @@ class _Batch:
                 continue
             self._commit_sealed()
             if not len(self._parts):
-                if self._is_through():
+                if self._is_through() and not self._sealed:
                     return
                 continue  # those of this round ended without a wait
             yield from self._parts.go_on(may_grow=bool(self._new))
@@ -214,10 +211,8 @@ class _Batch:
     def close(self) -> None:
         """Let go of everything; after the end there is nothing."""
         self._parts.close()
-        for put in list(self._under_way):
+        for put in [*self._under_way, *self._new]:
             self._let_go(put)
-        for put in self._new:
-            put.writing.drop()
         for sets in self._borrowed:
             self._volume.give_back_sets(sets)
 
@@ -232,12 +227,15 @@ class _Batch:
         if self._is_through():
             return
         # A queue that is connected with the first values of the call says only then what it takes.
-        at_once = max(1, min(AT_ONCE, self._channel.queue_depth() // COMMANDS_OF_VALUE))
+        depth = self._channel.queue_depth()
+        at_once = max(1, min(AT_ONCE, depth // COMMANDS_OF_VALUE))
         slow = self._parts.namespaces(begun_before=now - SLOW_SECONDS)
         going = sum(not put.waits_for(slow) for put in self._under_way) if slow else len(self._under_way)
         room = at_once - going
         if room < min(len(self._new), (at_once + 1) // 2):
             return
+        # What hangs has its place in the queue still.
+        room = min(room, max(1, (depth - self._in_flight) // COMMANDS_OF_VALUE))
         left: list[_Put] = []
         begun: list[_Put] = []
         for put in self._new:
@@ -276,14 +274,17 @@ class _Batch:
                     wanted.append(cached)
         for cached, more in _in_volleys(wanted):
             self._parts.start(cached.namespace, self._load(cached, more=more))
-        for put in begun:
-            self._is_read(put)
+        with _SEALING:
+            for put in begun:
+                self._is_read(put)
 
     def _load(self, cached: CachedSet, *, more: bool) -> Part:
         channel, at = self._channel, id(cached)
         # Half of the time at most, as of a put: another enclosure has to take the value in time.
         half = channel.now() + max(0.0, self._until - channel.now()) / 2
+        self._in_flight += 1
         trouble = yield from self._volume.load(channel, (cached,), half, more=more)
+        self._answered(trouble)
         if trouble is not None:
             self._unread[at] = trouble
         for put in self._reading.pop(at):
@@ -341,8 +342,15 @@ class _Batch:
 
     def _commit_sealed(self) -> None:
         """Write the values that are sealed, of each set whose directory this call does not write just now."""
-        ready = [at for at in self._sealed if at not in self._committing]
-        sets = [self._sealed[at][0].writing.reservation.cached for at in ready]
+        sets: list[CachedSet] = []
+        now, room = self._channel.now(), self._channel.queue_depth() - self._in_flight
+        for at, puts in self._sealed.items():
+            if at in self._committing:
+                continue
+            room -= len(puts) + 1
+            if room < 0 and (sets or self._parts.has_begun_since(now - SLOW_SECONDS)):
+                break  # The others go when some of the queue's commands have been answered.
+            sets.append(puts[0].writing.reservation.cached)
         for cached, more in _in_volleys(sets):
             at = id(cached)
             self._committing.add(at)
@@ -380,18 +388,16 @@ class _Batch:
         if channel.now() >= until:
             self._refuse(puts, NOT_IN_TIME)
             return
-        left: list[_Put] = []
-        for put in puts:
-            if put.writing.is_vouched_for(channel):
-                left.append(put)
-                continue
-            try:
-                yield from put.writing.vouch(channel, until)
-                left.append(put)
-            except PutRefused as refused:
-                self._end(put, refused)
-        if not left:
-            return
+        left = list(puts)
+        if not self._may_be_named(left):
+            for put in puts:
+                try:
+                    yield from put.writing.vouch(channel, until)
+                except PutRefused as refused:
+                    left.remove(put)
+                    self._end(put, refused)
+            if not left:
+                return
         with cached.guard:
             assert cached.directory is not None
             image = cached.directory.copy()
@@ -400,20 +406,27 @@ class _Batch:
             at = put.writing.reservation.offset
             put.slot_write = channel.write(cached.namespace, at, [put.sealed], more=True)
         naming = channel.write(cached.namespace, cached.offset, [image.image()], more=more)
+        self._in_flight += len(left) + 1
         unnamed: MissCause | None = MissCause.LATE
         try:
             unnamed = yield from wait_for(channel, naming, until)
+            self._answered(unnamed)
             while left:
-                if not any(_slot_write(put).done for put in left):
+                ended = [put for put in left if _slot_write(put).done]
+                if not ended:
                     yield AnyOf([_slot_write(put) for put in left], until)
-                # Where none is done the time is up, for all of them.
-                for put in [put for put in left if _slot_write(put).done] or list(left):
+                    # Where none is done the time is up, for all of them.
+                    ended = [put for put in left if _slot_write(put).done] or list(left)
+                may_be_named = self._may_be_named(ended)
+                for put in ended:
                     pending = _slot_write(put)
                     unwritten = miss_cause_of(channel, pending, (yield Wait(pending, until)))
+                    self._answered(unwritten)
                     left.remove(put)
                     cause = unwritten or unnamed
                     if cause is None:
-                        if put.writing.named_at_once(channel, image):
+                        if may_be_named:
+                            put.writing.show_stored(channel, image)
                             self._end(put, True)
                         else:
                             yield from self._name(put, image, entries[put.number])
@@ -428,6 +441,17 @@ class _Batch:
                     if not pending.done:
                         channel.abandon(pending)
                 self._fail(put, naming, MissCause.LATE, entries[put.number], is_answered=False)
+
+    def _answered(self, cause: MissCause | None) -> None:
+        """A command has ended. One that is late is in its queue still."""
+        if cause is not MissCause.LATE:
+            self._in_flight -= 1
+
+    def _may_be_named(self, puts: Sequence[_Put]) -> bool:
+        """Whether the keys that they are sealed by are known to be good, without a question. Mostly it is one
+        key."""
+        codecs = {put.writing.reservation.sealer.codec for put in puts}
+        return all(self._volume.vouches_at_once(self._channel, codec) for codec in codecs)
 
     def _name(self, put: _Put, image: Directory, entry: Entry) -> Steps[None]:
         """Its slot and its entry are on flash."""
@@ -457,9 +481,8 @@ def _in_volleys(sets: Sequence[CachedSet]) -> list[tuple[CachedSet, bool]]:
 
 
 def _slot_write(put: _Put) -> Pending:
-    pending = put.slot_write
-    assert pending is not None
-    return pending
+    assert put.slot_write is not None
+    return put.slot_write
 
 
 def rooms_for(volume: Volume, channel: IoChannel, values: Sequence[memoryview]) -> list[memoryview]:

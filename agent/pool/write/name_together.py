@@ -24,7 +24,7 @@ from agent.pool.steps import Acquire, IoChannel, Pending, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
-from agent.pool.write.put import OVERTAKEN, SlotWriter, is_known
+from agent.pool.write.put import SlotWriter, is_known
 from agent.pool.write.slot_allocation import Reservation
 from agent.pool.write.writer_base import PutState
 
@@ -49,8 +49,7 @@ class UnnamedWriter(SlotWriter):
         length: int,
         deadline: float,
     ) -> Steps[None]:
-        if not self._is_vouched_for(channel, reservation):
-            yield from self._vouched_for(channel, reservation, deadline)
+        yield from self._vouched_for(channel, reservation, deadline)
         writes = self._send_last(channel)
         writes.append(channel.write(reservation.cached.namespace, reservation.offset, parts))
         yield from self._wait_for_all(channel, writes, deadline)
@@ -66,51 +65,34 @@ class UnnamedWriter(SlotWriter):
     def take_up(self) -> Reservation:
         """It waits no more. Raises PutRefused where its slot went to another put."""
         self._go_on()
+        return self.reservation
+
+    @property
+    def reservation(self) -> Reservation:
         reservation = self._reservation
         assert reservation is not None
         return reservation
 
-    def is_vouched_for(self, channel: IoChannel) -> bool:
-        """Whether `vouch` has nothing to ask and nothing to refuse."""
-        reservation = self._reservation
-        assert reservation is not None
-        is_overtaken = reservation.cached.unnamed.get(reservation.slot)
-        return not is_overtaken and self._is_vouched_for(channel, reservation)
-
     def vouch(self, channel: IoChannel, deadline: float) -> Steps[None]:
-        """Raises PutRefused where its slot is another agent's by now, or its key not good any more."""
-        reservation = self._reservation
-        assert reservation is not None
-        if reservation.cached.unnamed.get(reservation.slot):
-            self._refuse(channel, PutRefused(OVERTAKEN, MissCause.EVICTED))
-        yield from self._vouched_for(channel, reservation, deadline)
+        """Raises PutRefused where its key is not good any more."""
+        yield from self._vouched_for(channel, self.reservation, deadline)
+
+    def claim(self, channel: IoChannel) -> None:
+        """Its entry is written next. Raises PutRefused where its slot is another agent's by now."""
+        self._is_its_own(channel, self.reservation)
 
     def enter_into(self, channel: IoChannel, image: Directory) -> Entry:
         """Put its entry into the image of its directory."""
-        reservation = self._reservation
-        assert reservation is not None
-        return self._install(channel, reservation, image, self._end)
+        return self._install(channel, self.reservation, image, self._end)
 
     def named(self, channel: IoChannel, image: Directory, entry: Entry, deadline: float) -> Steps[None]:
         """Its entry is on flash. Raises PutRefused where its key is not good any more by then."""
-        if self.named_at_once(channel, image):
-            return
-        reservation = self._reservation
-        assert reservation is not None
-        yield from self._vouched_for(channel, reservation, deadline, entry)
-        self._show_stored(channel, reservation, image)
+        yield from self._vouched_for(channel, self.reservation, deadline, entry)
+        self.show_stored(channel, image)
 
-    def named_at_once(self, channel: IoChannel, image: Directory) -> bool:
-        """As `named`, where the key is known to be good. False, and nothing done: it is to be asked for."""
-        reservation = self._reservation
-        assert reservation is not None
-        if not self._is_vouched_for(channel, reservation):
-            return False
-        self._show_stored(channel, reservation, image)
-        return True
-
-    def _show_stored(self, channel: IoChannel, reservation: Reservation, image: Directory) -> None:
-        self._show(channel, reservation, image)
+    def show_stored(self, channel: IoChannel, image: Directory) -> None:
+        """Its entry is on flash, and its key is known to be good."""
+        self._show(channel, self.reservation, image)
         self._count_stored(channel, self._end)
 
     def failed(
@@ -118,8 +100,7 @@ class UnnamedWriter(SlotWriter):
     ) -> PutRefused:
         """A write that it needs failed, and its directory's was sent. `is_answered`: nothing of it may land
         yet."""
-        reservation = self._reservation
-        assert reservation is not None
+        reservation = self.reservation
         if is_answered:
             # As in put.py.
             reservation.cached.disprove(reservation.slot, entry.generation)
@@ -155,10 +136,19 @@ class _Group:
         """Leave out those that may not be named any more; their refusals."""
         refusals = []
         for writing in list(self.writers):
-            if writing.is_vouched_for(channel):
-                continue
             try:
                 yield from writing.vouch(channel, deadline)
+            except PutRefused as refused:
+                refusals.append(refused)
+                self.writers.remove(writing)
+        return refusals
+
+    def claim(self, channel: IoChannel) -> list[PutRefused]:
+        """Leave out those whose slots are another agent's; their refusals. `send` follows at once."""
+        refusals = []
+        for writing in list(self.writers):
+            try:
+                writing.claim(channel)
             except PutRefused as refused:
                 refusals.append(refused)
                 self.writers.remove(writing)
@@ -186,8 +176,6 @@ class _Group:
             if cause is not None:
                 is_answered = cause is MissCause.CORRUPT
                 refusals.append(writing.failed(channel, pending, cause, entry, is_answered=is_answered))
-                continue
-            if writing.named_at_once(channel, image):
                 continue
             try:
                 yield from writing.named(channel, image, entry, deadline)
@@ -254,8 +242,10 @@ def _write(
             refusals += group.refuse(channel, IN_DOUBT, MissCause.LATE)
         else:
             refusals += yield from group.vouch(channel, deadline)
-            if group.writers:
-                sent.append(group)
+            sent.append(group)
+    for group in sent:
+        refusals += group.claim(channel)
+    sent = [group for group in sent if group.writers]
     for at, group in enumerate(sent):
         last = at + 1 == len(sent) or sent[at + 1].cached.namespace != group.cached.namespace
         group.send(channel, more=not last)

@@ -391,14 +391,12 @@ class SlotWriter(Writer):
         cached = reservation.cached
         if self._volume.below is not None:
             yield from self._unmark(channel, deadline, target=cached)
-        if not self._is_vouched_for(channel, reservation):
-            yield from self._vouched_for(channel, reservation, deadline)
+        yield from self._vouched_for(channel, reservation, deadline)
         alone = cached.writer.acquire(blocking=False)
         try:
             if alone:
                 yield from self._prove(channel, cached, deadline)
-                if cached.unnamed.get(reservation.slot):
-                    self._is_its_own(channel, reservation)
+                self._is_its_own(channel, reservation)
             writes = self._send_last(channel)
             writes.append(channel.write(cached.namespace, reservation.offset, parts, more=alone))
             if not alone:
@@ -407,7 +405,7 @@ class SlotWriter(Writer):
                 if not alone:
                     self._fail(channel, writes[-1], MissCause.LATE)
                 yield from self._prove(channel, cached, deadline)
-            self._is_its_own(channel, reservation)
+                self._is_its_own(channel, reservation)
             yield from self._name(channel, reservation, writes, length, deadline)
         finally:
             if alone:
@@ -426,15 +424,13 @@ class SlotWriter(Writer):
         if self._volume.settings.copies > 1:
             self._volume.replication_backlog.note(self.pseudonym)
 
-    def _is_vouched_for(self, channel: IoChannel, reservation: Reservation) -> bool:
-        """Whether `_vouched_for` has nothing to ask and nothing to refuse."""
-        return self._volume.vouches_at_once(channel, reservation.sealer.codec)
-
     def _vouched_for(
         self, channel: IoChannel, reservation: Reservation, deadline: float, named: Entry | None = None
     ) -> Steps[None]:
         """What its key seals may be acknowledged; else the put is given up. `named`: its entry on flash."""
         cached, codec = reservation.cached, reservation.sealer.codec
+        if self._volume.vouches_at_once(channel, codec):
+            return
         doubt = yield from self._volume.vouches(channel, cached.namespace, codec, deadline)
         if doubt is not None:
             if named is not None:
@@ -469,8 +465,7 @@ class SlotWriter(Writer):
                     in_doubt = self._volume.in_doubt_writes
                     in_doubt.write_failed(cached, reservation.slot, entry, channel.now())
                 self._fail(channel, pending, cause)
-        if not self._is_vouched_for(channel, reservation):
-            yield from self._vouched_for(channel, reservation, deadline, entry)
+        yield from self._vouched_for(channel, reservation, deadline, entry)
         self._show(channel, reservation, image)
 
     def _show(self, channel: IoChannel, reservation: Reservation, image: Directory) -> None:

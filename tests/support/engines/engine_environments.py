@@ -11,7 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 _HOME = REPOSITORY / ".cache" / "engines"
 
-LIGHT = ("nixl", "dynamo")
+LIGHT = ("nixl", "dynamo", "llama-cpp")
 """Without torch; `.ci/setup` installs it."""
 
 

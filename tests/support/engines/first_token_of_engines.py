@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, int]] = {
 """`small` is that of the tests. `medium` has 94 million weights in its layers, and 16 KiB a token."""
 VALUE_SIZES = {"small": "1028K", "medium": "2052K"}
 """Of /kv: a chunk of LMCache's (128 tokens) and its label."""
-MEASURED = ("vllm", "vllm's fs tier", "lmcache", "lmcache's fs connector")
+MEASURED = ("vllm", "vllm's fs tier", "lmcache", "lmcache's fs connector", "llama.cpp")
 WARM_UP = 1000
 """A prompt that nothing is measured with: the first one of a process compiles and allocates."""
 

@@ -104,5 +104,13 @@ SETUPS = {
         remote_storage_plugins=["fs"],
         extra_config={"remote_storage_plugin.fs.base_path": "MOUNT/shared/shared/lmcache"},
     ),
+    "llama.cpp": Setup(
+        "llama-cpp",
+        "llama_cpp_steps.py",
+        (*SHARED, "--chunk-size", "64K"),
+        {"slots": "MOUNT/shared/shared/llama"},
+        "slots",
+    ),
 }
-"""By name. vLLM's CPU build has blocks of 32 tokens; two of them are one value of the first."""
+"""By name. vLLM's CPU build has blocks of 32 tokens; two of them are one value of the first. A slot
+of llama.cpp is one file, of so many chunks that both enclosures have some."""

@@ -57,6 +57,8 @@ class MemoryBlockStore:
     def places(self, block_id: bytes, capacity: int) -> Collection[int]:
         return {int(self.is_away(block_id))}
 
+    def comes_again(self) -> None: ...
+
     def examine(self, block_id: bytes, capacity: int) -> Steps[bytes | None]:
         yield from ()
         self._step("get")

@@ -172,6 +172,8 @@ class MemoryChannel:
 
     waits_for_slow = has_patience
 
+    def comes_again(self) -> None: ...
+
     def queue_depth(self) -> int:
         return QUEUE_DEPTH
 

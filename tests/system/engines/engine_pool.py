@@ -38,7 +38,7 @@ class EnginePool:
         """Until what was killed runs again and the agent has its enclosures."""
         for name, number in old.items():
             wait_until(lambda n=name, o=number: self._pid(n) not in (o, 0), 30, f"{name} to be started again")
-        wait_until(self._connected, 30, "the enclosures to be connected")
+        wait_until(self.is_connected, 30, "the enclosures to be connected")
 
     def survives(self, look: Callable[[], list[bool | None]], recover: Callable[[], bool]) -> None:
         """Kill parts of the pool: `look` finds no wrong block meanwhile, and at last `recover` is true.
@@ -59,7 +59,8 @@ class EnginePool:
         except (OSError, ValueError):
             return 0
 
-    def _connected(self) -> bool:
+    def is_connected(self) -> bool:
+        """Whether the agent has all enclosures."""
         try:
             status = json.loads((self.mount / ".g35/status.json").read_text())
         except (OSError, ValueError):

@@ -12,7 +12,7 @@ from tests.support.engines.engine_environments import engine_python
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["lmcache", "vllm's fs tier"])
+@pytest.mark.parametrize("name", ["lmcache", "vllm's fs tier", "llama.cpp"])
 def test_a_row_for_an_engine(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine_python(first_token_of_engines.SETUPS[name].engine)
     target = tmp_path / "rows.json"

@@ -13,6 +13,8 @@ from tests.support.engines.whole_engine import Answer
 from tests.support.engines.whole_engine_setups import SETUPS
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
+from tests.support.waiting import wait_until
+from tests.system.engines.engine_pool import EnginePool
 
 BEHIND_THE_MAP = 1 << 20
 FLIPPED = 32 << 10
@@ -59,6 +61,7 @@ def test_an_engine_loads_what_another_computed_and_computes_what_is_lost(
         assert said(without_pool) == said(computed[3:4])
 
         pool.start_again()
+        wait_until(EnginePool(str(pool.state)).is_connected, 60, "the enclosures to be connected")
         back = again.ask(4)
         assert all_loaded(back)
         assert said(back) == said(computed[4:5])

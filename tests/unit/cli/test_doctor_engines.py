@@ -121,6 +121,26 @@ def test_nixl_has_no_volume_that_could_be_wrong() -> None:
     assert "Invalid value for --volume: NIXL goes by files of /fs" in done.output
 
 
+@pytest.mark.parametrize("word", ["--volume", "--python"])
+def test_llama_cpp_has_no_volume_and_no_interpreter(word: str) -> None:
+    words = ["doctor", "--engine", "llama-cpp", word, "WRONG"]
+    done = CliRunner().invoke(_application("doctor"), words, env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"Invalid value for {word}: llama.cpp's server goes by files of /shared" in done.output
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_llama_cpp_is_looked_at_by_our_own_interpreter(tmp_path: Path, shared: bool) -> None:
+    (tmp_path / ".g35").mkdir()
+    if shared:
+        (tmp_path / "shared/all").mkdir(parents=True)
+    (found,) = engine_findings(Engine.LLAMA_CPP, None, str(tmp_path), "kv")
+    assert (found.name, found.verdict) == ("/shared", Verdict.OK if shared else Verdict.MISSING)
+    assert found.detail == (
+        f"a page written and read in {tmp_path}/shared/all" if shared else "no shared volume"
+    )
+
+
 @pytest.mark.expects_log("no g35 pool at /nowhere")
 def test_a_mount_that_is_not_there_is_a_finding() -> None:
     place = engine_check.Place("/nowhere", "kv")
@@ -128,9 +148,22 @@ def test_a_mount_that_is_not_there_is_a_finding() -> None:
     assert not engine_check.files_by_path(place).good
 
 
-@pytest.mark.parametrize("named", [True, False])
+FS_TIER = '{"secondary_tiers": [{"type": "fs", "root_dir": "/mnt/pool/shared/all/vllm"}]}'
+BOTH_TIERS = '[{"type": "fs", "root_dir": "/mnt/pool/shared/all"}, {"type": "G35Tier", "mount": "/mnt/pool"}]'
+
+
+@pytest.mark.parametrize(
+    ("named", "options", "needed"),
+    [
+        (True, None, True),
+        (False, None, False),
+        (True, FS_TIER, False),
+        (True, BOTH_TIERS, True),
+        (True, "{", True),
+    ],
+)
 def test_an_engine_without_host_shim_is_said_and_looked_at_with_this_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool, options: str | None, needed: bool
 ) -> None:
     checkout = tmp_path / "checkout"
     python = checkout / ".cache" / "engines" / "vllm" / "bin" / "python"
@@ -151,10 +184,10 @@ def test_an_engine_without_host_shim_is_said_and_looked_at_with_this_checkout(
         return subprocess.CompletedProcess(command, 0, told, "")
 
     monkeypatch.setattr(subprocess, "run", answer)
-    first, second = engine_findings(Engine.VLLM, python if named else None, "/mnt/pool", "kv")
+    first, second = engine_findings(Engine.VLLM, python if named else None, "/mnt/pool", "kv", options)
     assert paths == [None, str(checkout)]
     assert first.name == "host_shim"
-    assert first.verdict is (Verdict.MISSING if named else Verdict.WITHOUT)
+    assert first.verdict is (Verdict.MISSING if needed else Verdict.WITHOUT)
     assert "not installed" in first.detail
     assert second == Finding("vllm", Verdict.OK, "0.33.0")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.fs.files.pool_store import PoolBlockStore
+from agent.pool.counters import MissCause
 from tests.support.pool.memory_pool import MemoryPool
 
 NAME = bytes(range(16))
@@ -28,3 +29,20 @@ def test_a_piece_does_not_wait_for_another_worker_that_begins_with_the_block() -
     channel.run(begun.read(channel, 0, into, agent.deadline()))
     assert into == CONTENT[: len(into)]
     assert store._reading(agent.volume, NAME) is begun
+
+
+def test_a_block_whose_read_came_late_for_another_worker_is_read() -> None:
+    pool = MemoryPool()
+    pool.settings = replace(pool.settings, kind="files")
+    agent = pool.agent()
+    channel, capacity = agent.channel, agent.volume.settings.value_bytes
+    store = PoolBlockStore([agent.volume], lambda: channel)
+    channel.run(store.put(NAME, capacity, memoryview(CONTENT)))
+    into = memoryview(bytearray(len(CONTENT)))
+    assert channel.run(store.get(NAME, capacity, 0, into))
+    shared = store._reading(agent.volume, NAME)
+    shared.give_up(channel, MissCause.LATE)
+    into[:] = bytes(len(into))
+    assert channel.run(store.get(NAME, capacity, 0, into))
+    assert into == CONTENT
+    assert store._reading(agent.volume, NAME) is not shared

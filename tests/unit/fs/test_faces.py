@@ -8,7 +8,7 @@ import pytest
 
 from agent.fs.fuse.abi import Opcode
 from agent.fs.fuse.session import FuseSession
-from agent.fs.interface import FACE_SHIFT, Attributes, Caller, FileSystem, RootFileSystem
+from agent.fs.interface import FACE_SHIFT, ROOT_INODE, Attributes, Caller, FileSystem, RootFileSystem
 from agent.pool.steps import Outcome
 from tests.support.fs.fuse_peer import FusePeer
 from tests.support.fs.fuse_records import AttrOut, GetattrIn, LinkIn, OpenIn, RenameIn
@@ -40,6 +40,13 @@ def test_an_operation_goes_to_the_face_of_its_node(tree: FusePeer) -> None:
         assert AttrOut.decode_untrusted(answer.body).attributes.mode == mode
     assert tree.ask(Opcode.LOOKUP, b"other\0").errno == 0
     assert tree.ask(Opcode.LOOKUP, b"neither\0").errno == errno.ENOENT
+
+
+@pytest.mark.interpreted
+def test_the_kernel_asks_for_the_folder_of_all_faces_once_a_minute(tree: FusePeer) -> None:
+    """A walk to any file passes it, and asks for its attributes where they are not valid any more."""
+    found = [tree.ask(Opcode.GETATTR, GetattrIn(0, 0).encode(), node).body for node in (ROOT_INODE, ONE)]
+    assert [AttrOut.decode_untrusted(body).head.valid for body in found] == [60, 0]
 
 
 @pytest.mark.interpreted

@@ -26,6 +26,7 @@ CONFIGURED = {
     '{"type": "fs", "base_path": "FOLDER", "use_odirect": true}\'',
     "sglang": "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR=FOLDER python -m sglang.launch_server "
     "--hicache-storage-backend=file --hicache-size 1024",
+    "llama-cpp": "llama-server -m model.gguf --slot-save-path FOLDER/",
     "nixl": "SGLANG_HICACHE_NIXL_BACKEND_STORAGE_DIR=FOLDER python -m sglang.launch_server",
 }
 
@@ -223,8 +224,9 @@ def test_what_cannot_be_read_is_a_finding(given: str, mount: Path) -> None:
     assert "docs/engines/vllm.md" in found.advice
 
 
-def test_nixl_without_a_folder_is_said(mount: Path) -> None:
-    (found,) = configuration_findings("nixl", "--x y", Place(str(mount), "kv"), is_mounted=True)
+@pytest.mark.parametrize("engine", ["nixl", "llama-cpp"])
+def test_an_engine_of_files_without_a_folder_is_said(engine: str, mount: Path) -> None:
+    (found,) = configuration_findings(engine, "--x y", Place(str(mount), "kv"), is_mounted=True)
     assert found.detail == "nothing there names a folder of files"
 
 

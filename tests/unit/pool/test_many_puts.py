@@ -202,7 +202,7 @@ def test_others_go_on_and_nobody_waits_longer_than_one_put() -> None:
     nothing_is_held(agent)
 
 
-@pytest.mark.parametrize(("depth", "under_way"), [(64, 16), (128, 16), (32, 8), (3, 1)])
+@pytest.mark.parametrize(("depth", "under_way"), [(64, 32), (128, 32), (32, 16), (3, 1)])
 def test_fewer_are_under_way_where_a_queue_takes_fewer(depth: int, under_way: int) -> None:
     agent, channel = stuck_agent((1,))
     channel.queue_depth = lambda: depth  # type: ignore[method-assign]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.pool.write.batch import AT_ONCE
+from agent.pool.write.batch import AT_ONCE, SLOW_SECONDS
 from host_shim.transfer_wire import MANY_MAX
 from tests.support.pool.lending import nothing_is_held
-from tests.unit.pool.test_many_puts import stuck_agent, together
+from tests.unit.pool.test_many_puts import Driven, stuck_agent, together
 
 
 def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
@@ -23,5 +23,36 @@ def test_a_queue_may_say_only_with_the_first_values_how_many_it_takes() -> None:
     channel.queue_depth = lambda: 8 if reserved else 64  # type: ignore[method-assign]
     assert agent.channel.run(together(agent, range(MANY_MAX))) == [True] * MANY_MAX
     assert reserved[0] == AT_ONCE
-    assert max(reserved[AT_ONCE + 1 :]) == 2
+    assert max(reserved[AT_ONCE + 1 :]) == 4
+    nothing_is_held(agent)
+
+
+def test_reads_that_hang_keep_their_places_in_the_queue() -> None:
+    """A queue that is full would fail the writes of values that another drive takes."""
+    agent, channel = stuck_agent((40, 40))
+    channel.namespaces[0].hung = True
+    channel.is_stuck = lambda namespace, offset: True
+    sent: list[int] = []
+
+    def counted(send: Any) -> Any:
+        def sends(namespace: int, *args: Any, **more: Any) -> Any:
+            pending = send(namespace, *args, **more)
+            if not pending.done:
+                sent.append(namespace)
+            return pending
+
+        return sends
+
+    channel.read = counted(channel.read)  # type: ignore[method-assign]
+    channel.write = counted(channel.write)  # type: ignore[method-assign]
+    seconds = 5.0
+    driven = Driven(agent.channel, together(agent, range(AT_ONCE), seconds))
+    assert driven.run(seconds / 2 - SLOW_SECONDS) is None
+    reads = len(sent)
+    assert reads
+    assert set(sent) == {0}
+    assert driven.run(SLOW_SECONDS * 1.5) is None
+    assert len(sent) > reads, "the other drive is asked to take values"
+    assert len(sent) <= channel.queue_depth()
+    driven.run(100.0)
     nothing_is_held(agent)

@@ -8,7 +8,7 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.late_answers import wait_for
-from agent.pool.steps import Acquire, Pending, Steps
+from agent.pool.steps import Acquire, GaveWay, Pending, Steps
 from agent.pool.volume.side_by_side import Part, Parts
 from agent.remote.channel import WorkerChannel
 from agent.remote.circuit_breaker import (
@@ -343,3 +343,88 @@ def test_a_call_of_many_values_gives_way_with_all_that_wait(rig: Rig) -> None:
     channel.run(whole())
     assert causes == [MissCause.LATE] * 4
     assert rig.clock.now - began == pytest.approx(PATIENCE_LEAST, abs=0.06)
+
+
+class FileIsNotRead(Exception):
+    """What becomes of a read whose block is late: in /fs that is EIO."""
+
+
+def read_of_a_file(rig: Rig, *, comes_again: bool = True) -> Steps[None]:
+    rig.channel.has_patience()
+    if comes_again:
+        rig.channel.comes_again()
+    pending = rig.channel.read(0, 0, memoryview(bytearray(BLOCK)))
+    if (yield from wait_for(rig.channel, pending, rig.clock.now + WRITE_DEADLINE)) is not None:
+        raise FileIsNotRead
+
+
+def test_a_read_that_may_come_again_gives_way_beside_others_that_wait(rig: Rig) -> None:
+    rig.channel.share_waits(rig.waits, may_park=True)
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)  # another worker waits there
+    began = rig.clock.now
+    with pytest.raises(GaveWay):
+        rig.channel.run(read_of_a_file(rig))
+    assert rig.clock.now - began == pytest.approx(PATIENCE_LEAST)
+    began, sent = rig.clock.now, rig.paths[0].queues[0].sent
+    with pytest.raises(GaveWay):
+        rig.channel.run(read_of_a_file(rig))
+    assert (rig.clock.now, rig.paths[0].queues[0].sent) == (began, sent), "it is not sent there again"
+    assert rig.health.may_ask(rig.clock.now, patient=True), (
+        "nobody has waited as long as files are waited for"
+    )
+    rig.waits.give_back(rig.health)
+    rig.paths[0].answers = True
+    rig.channel.run(read_of_a_file(rig))
+
+
+def test_a_read_with_a_place_waits_to_its_deadline_and_fails(rig: Rig) -> None:
+    rig.channel.share_waits(rig.waits, may_park=True)
+    rig.paths[0].answers = False
+    began = rig.clock.now
+    with pytest.raises(FileIsNotRead):
+        rig.channel.run(read_of_a_file(rig))
+    assert rig.clock.now - began == pytest.approx(WRITE_DEADLINE)
+    assert rig.waits.has_room()
+
+
+@pytest.mark.parametrize(("may_park", "comes_again"), [(False, True), (True, False)])
+def test_a_read_that_cannot_come_again_waits_as_it_always_did(
+    rig: Rig, may_park: bool, comes_again: bool
+) -> None:
+    """Of a door that puts nothing aside, or of a writer, which reads a block before it changes it."""
+    rig.channel.share_waits(rig.waits, may_park=may_park)
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    began = rig.clock.now
+    with pytest.raises(FileIsNotRead):
+        rig.channel.run(read_of_a_file(rig, comes_again=comes_again))
+    assert rig.clock.now - began == pytest.approx(WRITE_DEADLINE)
+
+
+def test_what_gave_way_and_came_by_another_way_is_there(rig: Rig) -> None:
+    rig.channel.share_waits(rig.waits, may_park=True)
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+
+    def steps() -> Steps[str]:
+        try:
+            yield from read_of_a_file(rig)
+        except FileIsNotRead:
+            return "the other copy"
+        return "the first copy"
+
+    assert rig.channel.run(steps()) == "the other copy"
+
+
+def test_nobody_is_put_aside_where_the_circuit_breaker_refuses(rig: Rig) -> None:
+    """Another reader's probe is under way, and has the place."""
+    rig.channel.share_waits(rig.waits, may_park=True)
+    rig.paths[0].answers = False
+    assert rig.waits.take(rig.health)
+    for _ in range(PATIENT_LATE_BEFORE_PAUSE):
+        rig.health.late(rig.clock.now, patient=True)
+    began = rig.clock.now
+    with pytest.raises(FileIsNotRead):
+        rig.channel.run(read_of_a_file(rig))
+    assert rig.clock.now == began

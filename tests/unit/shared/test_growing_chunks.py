@@ -206,6 +206,7 @@ def test_a_slow_program_keeps_its_chunk(files: Files) -> None:
         assert files.face._staged.held == 0
     files.close(file)
     assert files.get("f") == DATA[:LONG]
+    files.channel.clock += GROWS_SECONDS  # nobody has opened what was looked up
     files.name()
     assert len(files.face._unnamed) == 0
 

@@ -80,6 +80,28 @@ def test_a_chunk_is_read_on_after_another_read_came_to_its_end() -> None:
     assert readers[0].is_closed
 
 
+def test_a_read_does_not_wait_for_another_that_begins_with_the_chunk() -> None:
+    """It would wait with a worker of its own, for as long as the chunk's enclosure answers nobody."""
+    file, readers, channel = opened()
+    first = begun(file, channel, 0, 4096)
+    readers[0].length = None  # type: ignore[assignment]
+    second = begun(file, channel, 4096, 4096)
+    assert len(readers) == 2
+    assert ended(second) == 4096
+    assert readers[1].is_closed
+    readers[0].length = CHUNK
+    assert ended(first) == 4096
+    assert not readers[0].is_closed, "it is the one that is kept"
+
+
+def test_what_came_is_served_though_another_read_of_the_chunk_was_late() -> None:
+    file, readers, channel = opened()
+    first = begun(file, channel, 0, 4096)
+    readers[0].cause = MissCause.LATE
+    assert ended(first) == 4096
+    assert readers[0].is_closed, "the next read begins anew"
+
+
 def test_chunks_beyond_those_that_are_kept_are_closed_by_their_last_read() -> None:
     file, readers, channel = opened()
     reads = [begun(file, channel, number * CHUNK, 4096) for number in range(8)]

@@ -143,11 +143,14 @@ def test_the_folder_of_a_volume_is_asked_for_once_a_second(timed: TimedPool) -> 
     files = timed.agent()
     files.call(files.face.lookup(CALLER, SHARED_ROOT, b"v"))
     assert files.cost == (1.0, 2)
-    files.call(files.face.getattr(CALLER, files.root, None))
+    timed.scheduler.now += FOLDER_SECONDS / 4
+    found = files.call(files.face.getattr(CALLER, files.root, None))
     assert files.cost == (0.0, 0)
+    assert found.valid_seconds == pytest.approx(FOLDER_SECONDS * 3 / 4), "the kernel may ask no later"
     timed.scheduler.now += FOLDER_SECONDS
-    files.call(files.face.getattr(CALLER, files.root, None))
+    found = files.call(files.face.getattr(CALLER, files.root, None))
     assert files.cost == (1.0, 2)
+    assert found.valid_seconds == FOLDER_SECONDS
     files.call(files.face.setattr(CALLER, files.root, SetAttributes(mode=0o1777), None))
     found = files.call(files.face.getattr(CALLER, files.root, None))
     assert found.mode & 0o7777 == 0o1777, "its own change is seen at once"

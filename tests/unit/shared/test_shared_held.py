@@ -10,6 +10,7 @@ import pytest
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import FsError
+from agent.fs.shared.call_prediction import READY_SECONDS
 from agent.fs.shared.face import RENAME_NOREPLACE
 from agent.fs.shared.file_content import KEPT_SECONDS
 from agent.fs.shared.file_writer import ASKED_SECONDS
@@ -311,3 +312,31 @@ def test_the_names_of_a_volume_are_counted(files: Files) -> None:
     shown = files.face.statfs(files.root)
     assert shown.files_free == shown.files - 2  # type: ignore[union-attr]
     assert shown.blocks_free == shown.blocks  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("alone", ALONE)
+def test_what_is_held_for_who_looked_a_file_up_is_let_go_of_where_nobody_comes(alone: float) -> None:
+    files = one_set(alone).agent()
+    files.put("f", content(4))
+    files.release(files.open("f"))
+    assert files.stat("f") is not None, "a thread that opens what it looks up"
+    files.name()
+    assert len(files.chunks.holds.held) == 4
+    files.channel.clock += 2 * READY_SECONDS
+    files.name()
+    assert not files.chunks.holds.held
+    assert not len(files.face._unnamed)
+
+
+def test_a_file_that_is_lost_amid_its_open_for_writing_is_not_there() -> None:
+    pool = one_set()
+    files, others = pool.agent(), pool.agent()
+    files.put("f", content(4))
+    manifest = files.manifest("f")
+    assert manifest is not None
+    found = files.lookup("f").attributes.ino
+    refused(errno.ESTALE, lambda: files.settle(files.face.open(CALLER, found, os.O_RDWR)))
+    again = files.lookup("f").attributes.ino
+    others.evict(others.chunks, chunk_key(manifest.identity, 2))
+    refused(errno.ENOENT, lambda: files.settle(files.face.open(CALLER, again, os.O_RDWR)))
+    assert files.stat("f") is None

@@ -62,14 +62,30 @@ def test_a_manifest_copied_to_another_name_is_no_file_there(files: Files) -> Non
     assert files.stat("h") is None
 
 
-def test_an_enclosure_that_is_away_is_a_miss_and_no_file_is_given_up(pool: SharedPool, files: Files) -> None:
+@pytest.mark.parametrize("fault", ["down", "broken"])
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_an_enclosure_that_gives_no_answer_or_errors_is_a_miss_and_no_file_is_given_up(
+    pool: SharedPool, files: Files, fault: str, flags: int
+) -> None:
     files.put("f", DATA)
     for namespace in pool.namespaces[:2]:
-        namespace.down = True
-    refused(errno.ENOENT, files.open, "f")
+        setattr(namespace, fault, True)
+    refused(errno.ENOENT, files.open, "f", flags)
     for namespace in pool.namespaces[:2]:
-        namespace.down = False
+        setattr(namespace, fault, False)
     assert files.get("f") == DATA
+
+
+def test_a_stat_in_a_full_volume_gives_no_file_up_whose_directories_come_damaged() -> None:
+    pool = SharedPool((1,), (2,))
+    files = pool.agent()
+    for number in range(16):
+        files.put(f"f{number}", DATA[: 4 * CHUNK])
+    pool.namespaces[0].broken = True
+    assert not any(files.stat(f"f{number}") for number in range(16))
+    pool.namespaces[0].broken = False
+    for number in range(16):
+        assert files.get(f"f{number}") == DATA[: 4 * CHUNK]
 
 
 @pytest.mark.parametrize("fault", ["down", "broken"])

@@ -12,8 +12,9 @@ from agent.fs import close_cause
 from agent.fs.close_cause import PROCESSES_MAX, Closing, process_of
 from agent.fs.file_users import HOLDERS_MAX, Closed, FileUsers
 from agent.fs.interface import Caller, LockOwner
-from agent.pool.steps import settle
-from tests.support.fs.memory_shared import CHUNK, MAKER, OTHER, Files, SharedPool, refused
+from agent.pool.steps import Acquire, Steps, settle
+from tests.support.fs.memory_shared import CALLER, CHUNK, MAKER, OTHER, Files, SharedPool, refused
+from tests.support.pool.memory_channel import rest_of
 
 THEIRS = LockOwner(12, OTHER.pid)
 WHOLE = b"w" * (CHUNK + 1000)
@@ -290,3 +291,27 @@ def test_a_thread_that_joined_may_have_ended_at_its_process_close() -> None:
     ours = LockOwner(2, threading.get_native_id())
     users.note(ours)
     assert users.close(ours, b"f") is Closed.WHOLE
+
+
+def test_a_last_close_amid_a_rename_leaves_the_new_name_free(files: Files) -> None:
+    """A close returns before its RELEASE is served, so a rename that follows it crosses that."""
+    ours = files.create("f")
+    files.pwrite(ours, 0, WHOLE)
+    files.flush(ours)
+    node = files.face._nodes.get(ours[0])
+    assert node.writer is not None
+    lock = node.writer._lock
+    steps = files.face.rename(CALLER, files.root, b"f", files.root, b"g", 0)
+
+    def until_the_file_is_wanted() -> Steps[None]:
+        wanted = next(steps)
+        while not (isinstance(wanted, Acquire) and wanted.lock is lock):
+            wanted = steps.send((yield wanted))
+        files.release(ours)
+        yield from rest_of(steps, (yield wanted))
+
+    files.channel.run(until_the_file_is_wanted())
+    assert files.get("g") == WHOLE
+    assert not files.face._written._written
+    files.unlink("g")
+    files.close(files.create("g", flags=os.O_WRONLY | os.O_EXCL))

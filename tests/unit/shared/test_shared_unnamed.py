@@ -39,6 +39,8 @@ def test_no_more_are_unnamed_than_the_bound(files: Files) -> None:
         assert files.reserved() < UNNAMED_MAX
     files.close(file)
     assert files.get("f") == DATA
+    files.channel.clock += IDLE_SECONDS  # nobody has opened what was looked up
+    files.name()
     assert files.reserved() == len(files.face._unnamed) == 0
 
 

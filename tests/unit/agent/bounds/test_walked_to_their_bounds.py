@@ -173,10 +173,10 @@ ELSEWHERE = {
     "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
     "s3-transfers", "s3-held-files", "s3-rdma-connections", "metrics-connections", "query-connections",
     "query-tenant-connections", "query-requests", "shared-nodes", "shared-names", "shared-discards",
-    "shared-staged-bytes",
+    "shared-staged-bytes", "parked-requests",
 }  # fmt: skip
 """Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_s3_rdma.py,
-test_metrics_listener.py, test_query_door.py, tests/unit/shared/test_shared_bounds.py."""
+test_metrics_listener.py, test_query_door.py, test_parked_requests.py, unit/shared/test_shared_bounds.py."""
 CONFIGURED = {
     "directories", "prestaged-bytes", "registered-bytes", "begun-bytes", "write-back-bytes", "staging-bytes",
     "fs-nodes", "stored-later",

@@ -104,6 +104,15 @@ def test_ready_says_the_mount_what_to_try_and_how_to_end(tmp_path: Path) -> None
     assert lines[-1] == "ready"
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_ready_says_the_folder_of_engines_where_the_pool_has_one(tmp_path: Path, there: bool) -> None:
+    folder = tmp_path / "mnt/shared/shared"
+    if there:
+        folder.mkdir(parents=True)
+    said = ready_message(Layout(tmp_path), tmp_path / "mnt", UpOptions())
+    assert (f"the same on every host: {folder}\n" in said) is there
+
+
 def test_ready_says_how_to_look_at_a_place_in_g4(tmp_path: Path) -> None:
     options = UpOptions(spill=tmp_path / "below")
     said = ready_message(Layout(tmp_path), tmp_path / "mnt", options)
