@@ -77,10 +77,10 @@ class WorkerChannel:
         """Held by the user of the queues: the thread that runs steps, for as long as they run."""
         self._look_asked = False
         self._waits: WorkersWait | None = None
-        self._is_patient = False
-        """Of the steps under way, as are the next ones."""
-        self._is_changing = False
+        self._is_patient = self._is_changing = False
+        """Of the steps under way: they have patience; they wait for what is slow."""
         self._comes_again = self._gave_way = False
+        """The same: a door may ask for them once more; it is to do so."""
         self._may_park = False
 
     def share_waits(self, of_door: LongWaits, *, may_park: bool = False) -> None:
@@ -497,8 +497,7 @@ class WorkerChannel:
         finally:
             if self._waits is not None:
                 self._waits.end()
-            self._is_patient = self._is_changing = False
-            self._comes_again = self._gave_way = False
+            self._is_patient = self._is_changing = self._comes_again = self._gave_way = False
             self._in_use.release()
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:

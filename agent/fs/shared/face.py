@@ -181,10 +181,10 @@ class SharedFace(FileSystem):
     ) -> Steps[Entry]:
         """`is_all`: nothing else is done for the request."""
         before = self._habits.leads_to(volume.name, path)
-        if before is not None:
-            patient(self._channel())  # who has just stored it renames it next
         if is_all:
             self._channel().comes_again()
+        if before is not None:
+            patient(self._channel())  # who has just stored it renames it next
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
