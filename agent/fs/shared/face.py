@@ -170,7 +170,10 @@ class SharedFace(FileSystem):
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
-        self._habits.looked_up(volume.name, path, before, None if isinstance(found, MissCause) else found)
+        if not isinstance(found, MissCause):
+            self._habits.looked_up(volume.name, path, before, found)
+        elif found in GONE:  # else the lookup may come again, and has as much patience then
+            self._habits.looked_up(volume.name, path, before, None)
         if isinstance(found, MissCause):
             self._habits.missed(caller, (volume.name, path))
             known = self._nodes.folder(volume.name, path)

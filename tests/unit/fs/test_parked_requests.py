@@ -96,7 +96,7 @@ def test_with_its_last_worker_a_door_lets_go_of_every_descriptor(descriptor: int
     assert not is_open(in_hand.descriptor)
 
 
-class Answers(FuseSession):
+class Answers(FuseSession):  # which is compiled, so the tests with it are of the interpreted one
     """Answers every request but those that begin with one of these bytes, which give way."""
 
     def __init__(self, gives_way: bytes = b"") -> None:
@@ -145,6 +145,7 @@ def make_door(descriptor: int) -> Iterator[Callable[[bytes], Door]]:
                 os.close(end)
 
 
+@pytest.mark.interpreted
 def test_a_worker_with_nothing_else_to_do_serves_all_that_was_put_aside(
     make_door: Callable[[bytes], Door],
 ) -> None:
@@ -153,6 +154,7 @@ def test_a_worker_with_nothing_else_to_do_serves_all_that_was_put_aside(
     assert not len(door.parked)
 
 
+@pytest.mark.interpreted
 def test_the_kernels_next_request_waits_for_one_that_was_put_aside_and_no_more(
     make_door: Callable[[bytes], Door],
 ) -> None:
@@ -162,6 +164,7 @@ def test_the_kernels_next_request_waits_for_one_that_was_put_aside_and_no_more(
     assert len(door.parked) == 2
 
 
+@pytest.mark.interpreted
 def test_who_waits_for_an_enclosure_that_is_well_does_not_wait_behind_others(
     make_door: Callable[[bytes], Door],
 ) -> None:
@@ -171,6 +174,7 @@ def test_who_waits_for_an_enclosure_that_is_well_does_not_wait_behind_others(
     assert door.comes_by() == [0, 1], "and no more until somebody has ended a wait"
 
 
+@pytest.mark.interpreted
 def test_nobody_is_served_whose_mount_has_gone(make_door: Callable[[bytes], Door]) -> None:
     door = make_door(b"")
     os.close(door.kernels_end)
