@@ -207,9 +207,7 @@ class DevFuseDoor:
                 self._serve_parked(kernel, data, room, runner)
             after.is_free = True
 
-    def _serve_parked(
-        self, kernel: select.poll, data: memoryview, room: memoryview, runner: Runner
-    ) -> None:
+    def _serve_parked(self, kernel: select.poll, data: memoryview, room: memoryview, runner: Runner) -> None:
         """Serve what was put aside: one request before the next of the kernel, and all while the kernel has
         none. Those that give way once more are asked one after the other, for they may wait for several
         enclosures. Nobody is served whose mount has gone: each might hold up the end of the door."""

@@ -51,7 +51,7 @@ from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, let_go
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import Manifest
-from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
+from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, SILENT, Names, folder
 from agent.fs.shared.nodes import SHARED_ROOT, VOLUMES_FROM, Node, Nodes, listed, shown, shown_written
 from agent.fs.shared.paths import ROOT_PATH, join
 from agent.fs.shared.recent_names import NamesSeen
@@ -75,6 +75,7 @@ WRITERS: Final = Limit(
 )  # fmt: skip
 """Each writer keeps the directories of its unnamed chunks remembered, UNNAMED_MAX at the most."""
 RENAME_NOREPLACE: Final = 1
+HIDDEN: Final = "nobody says just now what is there"
 
 
 @dataclass(slots=True, eq=False)
@@ -275,8 +276,13 @@ class SharedFace(FileSystem):
         channel = patient(self._channel())
         now_ns = wall_ns(channel)
         found = yield from self._names.newest(volume, path)
-        if isinstance(found, MissCause) or not found.is_folder:
-            found = folder(path, FOLDER_MODE, *self._owner, now_ns)
+        if found in SILENT:
+            raise FsError(errno.EIO, HIDDEN)
+        if isinstance(found, MissCause):
+            known = self._folders.known(ino) or self._nodes.folder(volume.name, path)
+            found = known or folder(path, FOLDER_MODE, *self._owner, now_ns)
+        elif not found.is_folder:
+            raise FsError(errno.ESTALE, "another agent has stored a file in the folder's place")
         changed = replace(
             found,
             mode=found.mode if changes.mode is None else changes.mode,
@@ -329,6 +335,8 @@ class SharedFace(FileSystem):
         found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause):
             raise FsError(errno.EEXIST)
+        if found in SILENT:
+            raise FsError(errno.EIO, HIDDEN)
         mode &= 0o7777 & ~caller.umask
         made = folder(path, mode, caller.uid, caller.gid, wall_ns(channel))
         yield from self._names.put(channel, volume, made)
@@ -376,8 +384,8 @@ class SharedFace(FileSystem):
         found = yield from self._names.newest(volume, path)
         self._seen.forget(volume.name, path)
         if isinstance(found, MissCause):
-            if written is None:
-                raise FsError(errno.ENOENT)
+            if written is None or found in SILENT:
+                raise FsError(errno.ENOENT if written is None else errno.EIO, HIDDEN)
         elif found.is_folder:
             raise FsError(errno.EISDIR)
         else:
@@ -412,6 +420,8 @@ class SharedFace(FileSystem):
                 raise FsError(errno.EEXIST)
             if there.is_folder:
                 raise FsError(errno.EISDIR)
+        elif there in SILENT and (flags & RENAME_NOREPLACE or not isinstance(found, MissCause)):
+            raise FsError(errno.EIO, HIDDEN)
         if path == new_path:
             return
         if not isinstance(found, MissCause):

@@ -41,8 +41,8 @@ class VolumeFolders:
             found = self._found[ino][1]
         elif isinstance(found, MissCause):
             # Nobody who may use the folder, or may not, is to see another mode while an enclosure is silent.
-            known = self._found.get(ino) if found in UNSURE else None
-            found = known[1] if known else folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
+            known = self.known(ino) if found in UNSURE else None
+            found = known or folder(ROOT_PATH, FOLDER_MODE, *self._owner, 0)
         self._believe(ino, found)
         return shown(ino, found)
 
@@ -53,6 +53,10 @@ class VolumeFolders:
         if found is None or left <= 0:
             return replace((yield from self.find(ino)), valid_seconds=FOLDER_SECONDS)
         return replace(shown(ino, found), valid_seconds=left)
+
+    def known(self, ino: int) -> Manifest | None:
+        """What was found of the folder last; None also of what is none."""
+        return self._found.get(ino, (0.0, None))[1]
 
     def is_now(self, ino: int, manifest: Manifest) -> None:
         """This agent has changed the folder."""

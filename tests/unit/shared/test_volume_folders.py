@@ -33,6 +33,14 @@ def ended(steps: Steps[Any]) -> Any:
     raise AssertionError("they wait for more")
 
 
+def ended_at_once(steps: Steps[Any]) -> Any:
+    try:
+        next(steps)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it is asked for anew, though it was changed a moment ago")
+
+
 def test_a_look_that_a_change_overtook_tells_of_the_change() -> None:
     channel = MemoryChannel([])
     folders = VolumeFolders(
@@ -43,9 +51,4 @@ def test_a_look_that_a_change_overtook_tells_of_the_change() -> None:
     folders.is_now(INO, mode_of(0o700))
     assert ended(look).mode & 0o7777 == 0o700
     again = folders.find_again(INO)
-    try:
-        next(again)
-    except StopIteration as end:
-        assert end.value.mode & 0o7777 == 0o700
-    else:
-        raise AssertionError("it is asked for anew, though it was changed a moment ago")
+    assert ended_at_once(again).mode & 0o7777 == 0o700
