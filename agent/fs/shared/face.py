@@ -463,6 +463,8 @@ class SharedFace(FileSystem):
     ) -> Steps[tuple[Entry, Opened]]:
         """Open what this agent has stored under a name that is to be made, since the caller looked it up."""
         found = yield from self._whole.newest(caller, volume, path)
+        if found in SILENT:
+            raise FsError(errno.EIO, HIDDEN)
         if isinstance(found, MissCause):
             self._habits.know_no_more(volume.name, path)
             if (made := self._create(caller, volume, path, mode, flags)) is not None:

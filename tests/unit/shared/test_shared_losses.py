@@ -163,6 +163,22 @@ def test_what_is_there_is_not_replaced_because_the_look_at_it_came_too_late(
     assert others.get("f") == DATA
 
 
+@pytest.mark.parametrize("flags", [os.O_APPEND, os.O_EXCL])
+def test_a_file_that_this_agent_knows_is_not_made_anew_while_an_enclosure_is_away(
+    pool: SharedPool, files: Files, flags: int
+) -> None:
+    """The kernel makes what a lookup did not find, and its close would put the new file in the place."""
+    files.put("f", DATA)
+    for namespace in pool.namespaces:
+        namespace.down = True
+    assert files.stat("f") is None
+    made = files.face.create(CALLER, files.root, b"f", 0o644, os.O_WRONLY | os.O_CREAT | flags)
+    refused(errno.EIO, files.settle, made)
+    for namespace in pool.namespaces:
+        namespace.down = False
+    assert files.get("f") == DATA
+
+
 class Doubtful:
     """Chunks of which nobody says just now whether they are there; all else is as in `chunks`."""
 
