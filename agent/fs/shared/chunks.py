@@ -185,11 +185,5 @@ def put_before_next(
     return put
 
 
-def patient(channel: IoChannel) -> IoChannel:
-    """The channel, for a change of names: a look that came too late would not see what is there."""
-    channel.waits_for_slow()
-    return channel
-
-
 def wall_ns(channel: IoChannel) -> int:
     return int(channel.wall() * 1e9)

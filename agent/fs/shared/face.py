@@ -46,7 +46,7 @@ from agent.fs.interface import (
     folders,
 )
 from agent.fs.shared.call_prediction import Habits
-from agent.fs.shared.chunks import STAGED, patient, wall_ns
+from agent.fs.shared.chunks import STAGED, wall_ns
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, let_go
 from agent.fs.shared.file_writer import FileWriter
@@ -167,7 +167,7 @@ class SharedFace(FileSystem):
         if is_all:
             self._channel().comes_again()
         if before is not None:
-            patient(self._channel())  # who has just stored it renames it next
+            self._patient_channel()  # who has just stored it renames it next
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
@@ -192,6 +192,12 @@ class SharedFace(FileSystem):
             self._habits.hold(ino, held, self._channel().now())
         # The kernel may not remember the name: another agent may remove or replace the file.
         return Entry(shown(ino, found), 0.0, 1.0)
+
+    def _patient_channel(self) -> IoChannel:
+        """For a change of names: by a look that came too late it would fail, or not see what is there."""
+        channel = self._channel()
+        channel.waits_for_slow()
+        return channel
 
     def _place(self, parent: int, name: bytes) -> tuple[SharedVolume, bytes]:
         """The volume and the path of a name in a folder. Raises FsError."""
@@ -273,7 +279,7 @@ class SharedFace(FileSystem):
         self, ino: int, volume: SharedVolume, path: bytes, changes: SetAttributes
     ) -> Steps[Attributes]:
         """Mode and owner of a folder are kept: it has no content that another agent could replace."""
-        channel = patient(self._channel())
+        channel = self._patient_channel()
         now_ns = wall_ns(channel)
         found = yield from self._names.newest(volume, path)
         if found in SILENT:
@@ -300,7 +306,7 @@ class SharedFace(FileSystem):
 
     def _truncate(self, caller: Caller, ino: int, node: Node, size: int) -> Steps[Attributes]:
         """truncate(2) of a file that nobody has open for writing: its next content."""
-        channel, manifest = patient(self._channel()), node.manifest
+        channel, manifest = self._patient_channel(), node.manifest
         assert manifest is not None
         writer = self._writer(caller, ino, node, base=manifest, replaced=manifest)
         try:
@@ -331,7 +337,7 @@ class SharedFace(FileSystem):
 
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Steps[Entry]:
         volume, path = self._place(parent, name)
-        channel = patient(self._channel())
+        channel = self._patient_channel()
         found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause):
             raise FsError(errno.EEXIST)
@@ -346,7 +352,7 @@ class SharedFace(FileSystem):
 
     def rmdir(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
-        channel = patient(self._channel())
+        channel = self._patient_channel()
         found = yield from self._names.newest(volume, path)
         if not isinstance(found, MissCause) and not found.is_folder:
             raise FsError(errno.ENOTDIR)
@@ -375,7 +381,7 @@ class SharedFace(FileSystem):
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Steps[None]:
         volume, path = self._place(parent, name)
-        channel = patient(self._channel())
+        channel = self._patient_channel()
         self._habits.removed(caller)
         written = self._written.by(caller, volume, path)
         if written is not None:
@@ -402,7 +408,7 @@ class SharedFace(FileSystem):
             raise FsError(errno.EINVAL)
         if volume is not new_volume:
             raise FsError(errno.EXDEV)
-        channel = patient(self._channel())
+        channel = self._patient_channel()
         self._habits.renamed(caller)
         written = self._written.by(caller, volume, path)
         self._written.replaced(volume, path, None, None)  # before the look: what is found is not given up
