@@ -26,6 +26,13 @@ SILENT: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
 """Nothing was read. An enclosure that answers again with the next request may have something there."""
 
 
+def answered(found: Manifest | MissCause) -> Manifest | MissCause:
+    """What was found, for a change that would take its place. Raises FsError where nothing was read."""
+    if found in SILENT:
+        raise FsError(errno.EIO, "nobody says just now what is there")
+    return found
+
+
 def folder(path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Manifest:
     """The manifest of a folder."""
     return Manifest(Kind.FOLDER, path, mode, uid, gid, now_ns, now_ns, now_ns)
