@@ -330,6 +330,7 @@ def test_unmounting_while_busy(kind: DoorKind, place: Path) -> None:
 def test_unmounting_while_an_operation_waits(kind: DoorKind, place: Path) -> None:
     """The caller gets an error at once; the door waits for its own operation, which has a deadline."""
     entered, may_go = threading.Event(), threading.Event()
+    may_go.set()  # the door looks at its mount as it starts
 
     class Waits(MemoryFileSystem):
         def statfs(self, ino: int) -> Any:
@@ -340,6 +341,8 @@ def test_unmounting_while_an_operation_waits(kind: DoorKind, place: Path) -> Non
     place.mkdir()
     door = make_door(kind, Waits(), place, 2, inline_runner)
     door.start()
+    entered.clear()
+    may_go.clear()
     code = "import os,sys; os.statvfs(sys.argv[1])"
     caller = subprocess.Popen([sys.executable, "-c", code, place], stderr=subprocess.DEVNULL)
     try:
