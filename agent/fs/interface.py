@@ -27,7 +27,10 @@ Xattr: TypeAlias = bytes | memoryview
 FACE_SHIFT: Final = 56
 ROOT_INODE: Final = 1
 FIXED_SECONDS: Final = 60.0
-"""The kernel may believe for so long what does not change while an agent serves."""
+"""The kernel may believe for so long in names that do not change while an agent serves."""
+FOLDER_SECONDS: Final = 1.0
+"""And in attributes of folders, also such as do not change: who asks for them hears soon that the agent has
+ended."""
 FACE_KV: Final = 1
 FACE_FILES: Final = 2
 FACE_CONTROL: Final = 3
@@ -303,13 +306,13 @@ class _RootFolder(FileSystem):
         ino, face = self._faces[name]
         attributes = face.getattr(caller, ino, None)
         assert isinstance(attributes, Attributes), "the root of a face is always at hand"
-        return Entry(attributes, FIXED_SECONDS, max(1.0, attributes.valid_seconds))
+        return Entry(attributes, FIXED_SECONDS, FOLDER_SECONDS)
 
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
         uid, gid = self._owner
         nlink = 2 + len(self._faces)
         return Attributes(
-            ROOT_INODE, stat.S_IFDIR | 0o755, nlink=nlink, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS
+            ROOT_INODE, stat.S_IFDIR | 0o755, nlink=nlink, uid=uid, gid=gid, valid_seconds=FOLDER_SECONDS
         )
 
     def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:

@@ -30,6 +30,7 @@ from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
     FIXED_SECONDS,
+    FOLDER_SECONDS,
     NOBODY,
     ROOT_INODE,
     Attributes,
@@ -159,7 +160,7 @@ class KvFace(FileSystem):
             ino = self._volume_inodes.get(name)
             if ino is None or self._volumes[ino].erased:
                 raise FsError(errno.ENOENT)
-            return Entry(self._folder(ino), FIXED_SECONDS, FIXED_SECONDS)
+            return Entry(self._folder(ino), FIXED_SECONDS, FOLDER_SECONDS)
         return self._lookup_value(caller.holder, self._volume(parent), name)
 
     def _lookup_value(self, holder: Holder, volume: ServedVolume, name: bytes) -> Steps[Entry]:
@@ -291,7 +292,7 @@ class KvFace(FileSystem):
     def _folder(self, ino: int) -> Attributes:
         uid, gid = self._owner
         mode = stat.S_IFDIR | 0o755
-        return Attributes(ino, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS)
+        return Attributes(ino, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FOLDER_SECONDS)
 
     def _file(self, ino: int, length: int) -> Attributes:
         uid, gid = self._owner

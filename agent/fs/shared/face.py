@@ -29,7 +29,7 @@ from agent.fs.after_reply import AfterReply
 from agent.fs.close_cause import how_closed
 from agent.fs.file_users import Judge
 from agent.fs.interface import (
-    FIXED_SECONDS,
+    FOLDER_SECONDS,
     NOBODY,
     ROOT_INODE,
     Attributes,
@@ -57,7 +57,7 @@ from agent.fs.shared.paths import ROOT_PATH, join
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import Hold, SharedVolume, room_of
-from agent.fs.shared.volume_folders import FOLDER_SECONDS, VolumeFolders
+from agent.fs.shared.volume_folders import VolumeFolders
 from agent.fs.shared.whole_files import WholeFiles
 from agent.fs.shared.written_files import WrittenFiles, writes
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
@@ -243,7 +243,7 @@ class SharedFace(FileSystem):
     def _root(self) -> Attributes:
         mode = stat.S_IFDIR | FOLDER_MODE
         uid, gid = self._owner
-        return Attributes(SHARED_ROOT, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FIXED_SECONDS)
+        return Attributes(SHARED_ROOT, mode, nlink=2, uid=uid, gid=gid, valid_seconds=FOLDER_SECONDS)
 
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None

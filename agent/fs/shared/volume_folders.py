@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
 
-from agent.fs.interface import Attributes
+from agent.fs.interface import FOLDER_SECONDS, Attributes
 from agent.fs.shared.manifest import Manifest
 from agent.fs.shared.names import FOLDER_MODE, UNSURE, Names, folder
 from agent.fs.shared.nodes import shown
@@ -12,9 +11,6 @@ from agent.fs.shared.paths import ROOT_PATH
 from agent.fs.shared.volume import SharedVolume
 from agent.pool.counters import MissCause
 from agent.pool.steps import IoChannel, Steps
-
-FOLDER_SECONDS: Final = 1.0
-"""The kernel believes that a folder is there for so long."""
 
 
 class VolumeFolders:

@@ -43,10 +43,10 @@ def test_an_operation_goes_to_the_face_of_its_node(tree: FusePeer) -> None:
 
 
 @pytest.mark.interpreted
-def test_the_kernel_asks_for_the_folder_of_all_faces_once_a_minute(tree: FusePeer) -> None:
+def test_the_kernel_asks_for_the_folder_of_all_faces_once_a_second(tree: FusePeer) -> None:
     """A walk to any file passes it, and asks for its attributes where they are not valid any more."""
     found = [tree.ask(Opcode.GETATTR, GetattrIn(0, 0).encode(), node).body for node in (ROOT_INODE, ONE)]
-    assert [AttrOut.decode_untrusted(body).head.valid for body in found] == [60, 0]
+    assert [AttrOut.decode_untrusted(body).head.valid for body in found] == [1, 0]
 
 
 @pytest.mark.interpreted
