@@ -175,6 +175,11 @@ class LocalQueue:
         return len(self._in_flight)
 
     @property
+    def abandoned(self) -> int:
+        with self._changed:
+            return sum(each.abandoned for each in self._in_flight)
+
+    @property
     def needs_reconnect(self) -> bool:
         """Never: a command that was given up touches no buffer of its owner."""
         return False

@@ -152,12 +152,13 @@ def test_a_medium_that_hangs_costs_the_deadline_and_touches_nothing_later(
     began = time.monotonic()
     assert not queue.wait(reading, began + 0.02)
     queue.abandon(reading)
-    assert queue.oldest_abandoned() == reading.submitted_at
+    assert (queue.oldest_abandoned(), queue.abandoned) == (reading.submitted_at, 1)
     assert not reading.answered_late
     slow.go_on.set()
     wait_until(lambda: reading.answered_late, 10, "the thread to end the command")
     assert bytes(into) == b"mine" * 1024
     assert (queue.oldest_abandoned(), queue.in_flight, reading.done) == (None, 0, False)
+    assert queue.abandoned == 0
 
 
 def test_a_write_that_is_given_up_in_time_is_never_carried_out(queue: LocalQueue, slow: SlowStorage) -> None:
