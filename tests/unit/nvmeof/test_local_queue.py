@@ -162,9 +162,11 @@ def test_a_medium_that_hangs_costs_the_deadline_and_touches_nothing_later(
     assert queue.abandoned == 0
 
 
-def test_a_thread_that_is_bound_to_a_processor_binds_no_thread_of_the_medium(queue: LocalQueue) -> None:
+def test_a_thread_that_is_bound_to_a_processor_binds_no_thread_of_the_medium() -> None:
     """Linux has a new thread run where the one may that started it (agent/host_os/one_processor.py)."""
     allowed, became = os.sched_getaffinity(0), list[int | None]()
+    media = LocalMedia({1: HeapStorage(direct=False)}, "io-unbound")
+    queue = media.connect(16)
 
     def read() -> None:
         os.sched_setaffinity(0, {min(allowed)})
@@ -174,8 +176,9 @@ def test_a_thread_that_is_bound_to_a_processor_binds_no_thread_of_the_medium(que
     bound.start()
     bound.join()
     assert became == [0]
-    numbers = [each.native_id for each in threading.enumerate() if each.name.startswith("io-test")]
+    numbers = [each.native_id for each in threading.enumerate() if each.name.startswith("io-unbound")]
     assert [os.sched_getaffinity(number) for number in numbers if number is not None] == [allowed]
+    media.close()
 
 
 def test_a_write_that_is_given_up_in_time_is_never_carried_out(queue: LocalQueue, slow: SlowStorage) -> None:
