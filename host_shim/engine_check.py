@@ -264,8 +264,8 @@ def why_no_pool(mount: str) -> Found | None:
 
 def _wrong_with(mount: str) -> Found | None:
     try:
-        os.stat(mount)
         os.stat(os.path.join(mount, ".g35"))
+        os.statvfs(mount)  # stats may be answered by what the kernel remembers of an agent that is dead
     except OSError as failure:
         if failure.errno == errno.ENOTCONN:
             detail, advice = "is dead: its agent has ended", f"start the agent again, or umount -l {mount}"

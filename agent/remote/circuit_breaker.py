@@ -8,7 +8,8 @@ What is late for a get is not for the reader of a file, who has nothing else. So
 (`IoChannel.has_patience`) waits to its deadline whatever its peers take, and is refused only after two
 patient ones in a row were late. A change of a file that needs this namespace (`IoChannel.waits_for_slow`) is
 patient, too, while the namespace answers somebody once in HANGS_SECONDS. After two that were late it goes by
-the rules of gets, so that a drive that hangs holds no workers, and locks of sets, for long.
+the rules of gets, so that a drive that hangs holds no workers, and locks of sets, for long. No reader of a
+file is refused for their sake: a change waits for silence of a second, and such a drive may come back.
 agent/remote/outlier_detection.py compares all namespaces by the counts that are kept here, and sets `trusted`
 and `patience`.
 
@@ -94,6 +95,8 @@ class Health:
         self.errors = 0
         """Answers that were an error of the namespace's own."""
         self.late_answers = 0
+        self.changes_late = 0
+        """Changes of files that waited in vain since it answered last."""
         self.answered_at = -math.inf
         """When it answered last."""
         self.reads_took = [0] * LATENCY_BUCKETS
@@ -109,7 +112,7 @@ class Health:
     @property
     def may_wait(self) -> bool:
         """Whether a change of a file is patient here: nobody knows that it hangs."""
-        return not self.patient_breaker.is_open
+        return self.changes_late < PATIENT_LATE_BEFORE_PAUSE and not self.patient_breaker.is_open
 
     def refuses(self, now: float, *, patient: bool = False) -> bool:
         """Whether a request would be refused; asking is no probe."""
@@ -120,16 +123,20 @@ class Health:
         if self.breaker.late_in_a_row:
             self.breaker.answered()
             self.patient_breaker.answered()
+            self.changes_late = 0
         self.answers += 1
         if failed:
             self.errors += 1
         elif read and seconds is not None:
             self.reads_took[min(int(seconds * 1e6) | 1, _LONGEST).bit_length() - 1] += 1
 
-    def late(self, now: float, *, patient: bool = False) -> None:
+    def late(self, now: float, *, patient: bool = False, change: bool = False) -> None:
+        """`change`: the patience was that of a change."""
         self.late_answers += 1
         self.breaker.late(now)
-        if patient:
+        if patient and change:
+            self.changes_late += 1
+        elif patient:
             self.patient_breaker.late(now)
 
     def unjudged(self, now: float) -> None:
@@ -196,7 +203,7 @@ class Outstanding:
         `waited`: seconds that the worker waited for this one. Where that is less than half of its time, the
         answer may have been there for long, and how long it took is not known.
         """
-        if lost and self._is_patient:
+        if lost and self._is_patient and not self._is_change:
             self.health.unjudged(now)
         if not self._judged and not lost:
             self._judged = True
@@ -209,4 +216,4 @@ class Outstanding:
         """Nobody waits for it any more. The namespace is late only where the waiter waited to the end: the
         rest of a value whose header proved wrong is given up as well."""
         if now + CLOCK_SLACK >= self._until:
-            self.health.late(now, patient=self._is_patient)
+            self.health.late(now, patient=self._is_patient, change=self._is_change)

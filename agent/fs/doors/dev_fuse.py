@@ -16,6 +16,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import threading
 import time
 from pathlib import Path
@@ -178,7 +179,8 @@ class DevFuseDoor:
         # Looked up once: this loop is the price of every request.
         answer, readv, writev = self.session.answer, os.readv, os.writev
         request, data, room = buffers.request, buffers.data, buffers.room
-        read_into, parked = [request], self._parked
+        read_into, parked, kernel = [request], self._parked, select.poll()
+        kernel.register(descriptor, select.POLLIN)
         while not self._stopping:
             try:
                 received = readv(descriptor, read_into)
@@ -202,14 +204,24 @@ class DevFuseDoor:
             if after.due:
                 self._do_after_reply(after, runner)
             if len(parked):
-                self._serve_parked(data, room, runner)
+                self._serve_parked(kernel, data, room, runner)
             after.is_free = True
 
-    def _serve_parked(self, data: memoryview, room: memoryview, runner: Runner) -> None:
-        """Serve what was put aside, until a request gives way once more."""
-        while not self._stopping and (parked := self._parked.take()) is not None:
-            if not self._serve_again(parked, data, room, runner):
+    def _serve_parked(self, kernel: select.poll, data: memoryview, room: memoryview, runner: Runner) -> None:
+        """Serve what was put aside: one request before the next of the kernel, and all while the kernel has
+        none. Those that give way once more are asked one after the other, for they may wait for several
+        enclosures. Nobody is served whose mount has gone: each might hold up the end of the door."""
+        in_vain = number = 0
+        while in_vain < len(self._parked) and not self._stopping:
+            news = kernel.poll(0)
+            # Whichever worker takes the kernel's request comes by here afterwards.
+            if news and (number or news[0][1] != select.POLLIN):
                 return
+            parked = self._parked.take()
+            if parked is None:
+                return
+            number += 1
+            in_vain = 0 if self._serve_again(parked, data, room, runner) else in_vain + 1
 
     def _serve_again(self, parked: Parked, data: memoryview, room: memoryview, runner: Runner) -> bool:
         request, descriptor = memoryview(parked.request), parked.descriptor
@@ -248,4 +260,4 @@ class DevFuseDoor:
 
 def _knock(root: int) -> None:
     with contextlib.suppress(OSError):
-        os.fstat(root)
+        os.fstatvfs(root)  # the kernel may answer a stat by itself

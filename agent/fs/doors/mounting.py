@@ -200,9 +200,16 @@ def set_read_ahead(mountpoint: Path, read_ahead_bytes: int) -> None:
 
 
 def probe(mountpoint: Path) -> int | None:
-    """The errno of a stat of the mount point, 0 where it answers, None where nothing comes in time."""
+    """The errno of a look at the mount point, 0 where it answers, None where nothing comes in time."""
+
+    def look() -> None:
+        os.stat(mountpoint)
+        # The kernel answers a stat by what it believes of the root, for as long as that holds
+        # (FIXED_SECONDS), also once the agent is dead. This it asks the agent each time.
+        os.statvfs(mountpoint)
+
     try:
-        asked(mountpoint, lambda: os.stat(mountpoint), PROBE_SECONDS)
+        asked(mountpoint, look, PROBE_SECONDS)
     except AgentHangs:
         return None
     except OSError as error:

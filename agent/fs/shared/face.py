@@ -51,7 +51,7 @@ from agent.fs.shared.discards import Discards
 from agent.fs.shared.file_reader import OpenFile, Prestage, ReadsUnderWay, asks_in_turn, let_go
 from agent.fs.shared.file_writer import FileWriter
 from agent.fs.shared.manifest import Manifest
-from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, folder
+from agent.fs.shared.names import FOLDER_MODE, GONE, NAMES_ASKED, Names, answered, folder
 from agent.fs.shared.nodes import SHARED_ROOT, VOLUMES_FROM, Node, Nodes, listed, shown, shown_written
 from agent.fs.shared.paths import ROOT_PATH, join
 from agent.fs.shared.recent_names import NamesSeen
@@ -170,7 +170,9 @@ class SharedFace(FileSystem):
         found, held, is_whole = yield from self._whole.found_beside(caller, volume, path)
         if not (is_whole or isinstance(found, MissCause)):
             found, held = yield from self._whole.there(caller.holder, volume, path, found)
-        self._habits.looked_up(volume.name, path, before, None if isinstance(found, MissCause) else found)
+        there = None if isinstance(found, MissCause) else found
+        if there is not None or found in GONE:  # else the lookup may come again, with as much patience
+            self._habits.looked_up(volume.name, path, before, there)
         if isinstance(found, MissCause):
             self._habits.missed(caller, (volume.name, path))
             known = self._nodes.folder(volume.name, path)
@@ -277,9 +279,12 @@ class SharedFace(FileSystem):
         """Mode and owner of a folder are kept: it has no content that another agent could replace."""
         channel = self._patient_channel()
         now_ns = wall_ns(channel)
-        found = yield from self._names.newest(volume, path)
-        if isinstance(found, MissCause) or not found.is_folder:
-            found = folder(path, FOLDER_MODE, *self._owner, now_ns)
+        found = answered((yield from self._names.newest(volume, path)))
+        if isinstance(found, MissCause):
+            known = self._folders.known(ino) or self._nodes.folder(volume.name, path)
+            found = known or folder(path, FOLDER_MODE, *self._owner, now_ns)
+        elif not found.is_folder:
+            raise FsError(errno.ESTALE, "another agent has stored a file in the folder's place")
         changed = replace(
             found,
             mode=found.mode if changes.mode is None else changes.mode,
@@ -329,7 +334,7 @@ class SharedFace(FileSystem):
     def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Steps[Entry]:
         volume, path = self._place(parent, name)
         channel = self._patient_channel()
-        found = yield from self._names.newest(volume, path)
+        found = answered((yield from self._names.newest(volume, path)))
         if not isinstance(found, MissCause):
             raise FsError(errno.EEXIST)
         mode &= 0o7777 & ~caller.umask
@@ -381,6 +386,7 @@ class SharedFace(FileSystem):
         if isinstance(found, MissCause):
             if written is None:
                 raise FsError(errno.ENOENT)
+            answered(found)
         elif found.is_folder:
             raise FsError(errno.EISDIR)
         else:
@@ -415,6 +421,8 @@ class SharedFace(FileSystem):
                 raise FsError(errno.EEXIST)
             if there.is_folder:
                 raise FsError(errno.EISDIR)
+        elif flags & RENAME_NOREPLACE or not isinstance(found, MissCause):
+            answered(there)
         if path == new_path:
             return
         if not isinstance(found, MissCause):
@@ -455,7 +463,7 @@ class SharedFace(FileSystem):
         self, caller: Caller, volume: SharedVolume, path: bytes, mode: int, flags: int
     ) -> Steps[tuple[Entry, Opened]]:
         """Open what this agent has stored under a name that is to be made, since the caller looked it up."""
-        found = yield from self._whole.newest(caller, volume, path)
+        found = answered((yield from self._whole.newest(caller, volume, path)))
         if isinstance(found, MissCause):
             self._habits.know_no_more(volume.name, path)
             if (made := self._create(caller, volume, path, mode, flags)) is not None:

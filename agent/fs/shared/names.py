@@ -22,6 +22,15 @@ UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.C
 """Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
 where flash itself is damaged, the scrub gives the name up."""
 GONE: Final = frozenset(MissCause) - UNSURE
+SILENT: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
+"""Nothing was read. An enclosure that answers again with the next request may have something there."""
+
+
+def answered(found: Manifest | MissCause) -> Manifest | MissCause:
+    """What was found, for a change that would take its place. Raises FsError where nothing was read."""
+    if found in SILENT:
+        raise FsError(errno.EIO, "nobody says just now what is there")
+    return found
 
 
 def folder(path: bytes, mode: int, uid: int, gid: int, now_ns: int) -> Manifest:

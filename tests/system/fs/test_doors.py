@@ -330,6 +330,7 @@ def test_unmounting_while_busy(kind: DoorKind, place: Path) -> None:
 def test_unmounting_while_an_operation_waits(kind: DoorKind, place: Path) -> None:
     """The caller gets an error at once; the door waits for its own operation, which has a deadline."""
     entered, may_go = threading.Event(), threading.Event()
+    may_go.set()  # the door looks at its mount as it starts
 
     class Waits(MemoryFileSystem):
         def statfs(self, ino: int) -> Any:
@@ -340,6 +341,8 @@ def test_unmounting_while_an_operation_waits(kind: DoorKind, place: Path) -> Non
     place.mkdir()
     door = make_door(kind, Waits(), place, 2, inline_runner)
     door.start()
+    entered.clear()
+    may_go.clear()
     code = "import os,sys; os.statvfs(sys.argv[1])"
     caller = subprocess.Popen([sys.executable, "-c", code, place], stderr=subprocess.DEVNULL)
     try:
@@ -422,14 +425,19 @@ def test_a_place_that_is_none(kind: DoorKind, tmp_path: Path) -> None:
 
 SERVER = """
 import os, subprocess, sys
+from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from agent.fs.doors.make_door import make_door
 from tests.support.pool.inline_runner import inline_runner
 from tests.support.fs.memory_filesystem import MemoryFileSystem
-door = make_door(sys.argv[3], MemoryFileSystem(), Path(sys.argv[2]), 2, inline_runner)
+class Believed(MemoryFileSystem):  # the kernel has the attributes of the root at hand, as an agent's
+    def getattr(self, caller, ino, handle):
+        return replace(super().getattr(caller, ino, handle), valid_seconds=60.0 if ino == 1 else 0.0)
+door = make_door(sys.argv[3], Believed(), Path(sys.argv[2]), 2, inline_runner)
 door.start()
 (Path(sys.argv[2]) / "f").write_bytes(b"served")
+os.stat(sys.argv[2])
 print("ready", flush=True)
 if sys.argv[4] == "busy":
     holder = subprocess.Popen([sys.executable, "-c", sys.argv[5], Path(sys.argv[2]) / "f"], stdout=-1)

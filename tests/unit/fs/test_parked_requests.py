@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from agent.fs.doors.dev_fuse import DevFuseDoor
 from agent.fs.doors.parked_requests import PARKED, REQUEST_BYTES_MAX, ParkedRequests
+from agent.fs.fuse.session import AGAIN, FuseSession, Reply
+from agent.fs.interface import RootFileSystem
 from agent.host_os.per_user_bounds import Bounds
+from agent.inline.scatter import Target
+from agent.pool.steps import NoRunner, Runner
 
 REQUEST = memoryview(bytes(range(80)))
 
@@ -86,3 +94,88 @@ def test_with_its_last_worker_a_door_lets_go_of_every_descriptor(descriptor: int
     assert is_open(in_hand.descriptor), "its taker closes it"
     assert not parked.put_back(in_hand)
     assert not is_open(in_hand.descriptor)
+
+
+class Answers(FuseSession):  # which is compiled, so the tests with it are of the interpreted one
+    """Answers every request but those that begin with one of these bytes, which give way."""
+
+    def __init__(self, gives_way: bytes = b"") -> None:
+        super().__init__(RootFileSystem({}))
+        self.gives_way, self.asked = gives_way, bytearray()
+
+    def answer(
+        self, request: memoryview, received: int, data: memoryview, room: Target, runner: Runner
+    ) -> Reply | None:
+        self.asked.append(request[0])
+        return AGAIN if request[0] in self.gives_way else [b"answer"]
+
+
+class Door:
+    """A door with requests 0 to 3 put aside, after one of its workers has replied."""
+
+    def __init__(self, session: Answers, descriptor: int) -> None:
+        self.session, self.parked = session, ParkedRequests(lambda: True)
+        for number in range(4):
+            assert self.parked.put(memoryview(bytes([number]) * 80), descriptor)
+        self.kernel, self.kernels_end = os.pipe()
+        self._door = DevFuseDoor(session, Path("/nowhere"), 2, lambda _: NoRunner(), parked=self.parked)
+
+    def comes_by(self) -> list[int]:
+        """Which requests are served, or tried, by a worker that comes by."""
+        self.session.asked.clear()
+        kernel, nothing = select.poll(), memoryview(b"")
+        kernel.register(self.kernel, select.POLLIN)
+        self._door._serve_parked(kernel, nothing, nothing, NoRunner())
+        return list(self.session.asked)
+
+
+@pytest.fixture
+def make_door(descriptor: int) -> Iterator[Callable[[bytes], Door]]:
+    made = list[Door]()
+
+    def make(gives_way: bytes) -> Door:
+        made.append(Door(Answers(gives_way), descriptor))
+        return made[-1]
+
+    yield make
+    for door in made:
+        door.parked.close()
+        for end in (door.kernel, door.kernels_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+@pytest.mark.interpreted
+def test_a_worker_with_nothing_else_to_do_serves_all_that_was_put_aside(
+    make_door: Callable[[bytes], Door],
+) -> None:
+    door = make_door(b"")
+    assert door.comes_by() == [0, 1, 2, 3]
+    assert not len(door.parked)
+
+
+@pytest.mark.interpreted
+def test_the_kernels_next_request_waits_for_one_that_was_put_aside_and_no_more(
+    make_door: Callable[[bytes], Door],
+) -> None:
+    door = make_door(b"")
+    os.write(door.kernels_end, b"a request")
+    assert [door.comes_by(), door.comes_by()] == [[0], [1]]
+    assert len(door.parked) == 2
+
+
+@pytest.mark.interpreted
+def test_who_waits_for_an_enclosure_that_is_well_does_not_wait_behind_others(
+    make_door: Callable[[bytes], Door],
+) -> None:
+    door = make_door(bytes([0, 1]))
+    assert door.comes_by() == [0, 1, 2, 3, 0, 1], "those that gave way once more, when a place may be free"
+    assert len(door.parked) == 2
+    assert door.comes_by() == [0, 1], "and no more until somebody has ended a wait"
+
+
+@pytest.mark.interpreted
+def test_nobody_is_served_whose_mount_has_gone(make_door: Callable[[bytes], Door]) -> None:
+    door = make_door(b"")
+    os.close(door.kernels_end)
+    assert door.comes_by() == []

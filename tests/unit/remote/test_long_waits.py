@@ -294,6 +294,17 @@ def test_a_drive_that_hangs_holds_up_two_changes_of_files(rig: Rig) -> None:
     assert change(rig) == (MissCause.ENCLOSURE_DOWN, 0.0)
 
 
+def test_no_reader_of_a_file_is_refused_because_changes_waited_in_vain(rig: Rig) -> None:
+    """They waited for a second each: a drive that pauses for that long may answer the reader yet."""
+    rig.paths[0].answers = False
+    for _ in range(PATIENT_LATE_BEFORE_PAUSE):
+        assert change(rig) == (MissCause.LATE, pytest.approx(HANGS_SECONDS))
+    rig.paths[0].answers = True
+    rig.channel.run(read_of_a_file(rig))
+    rig.paths[0].answers = False
+    assert change(rig) == (MissCause.LATE, pytest.approx(HANGS_SECONDS)), "an answer ended that"
+
+
 def test_an_answer_gives_the_place_back(rig: Rig) -> None:
     rig.health.breaker.late_in_a_row = 1  # so that a place is wanted from the beginning
     cause, _, _ = rig.put()

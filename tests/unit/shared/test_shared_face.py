@@ -10,6 +10,7 @@ import pytest
 
 from agent.fs.close_cause import Closing
 from agent.fs.interface import Caller, LockOwner, SetAttributes
+from agent.fs.shared.nodes import SHARED_ROOT
 from agent.fs.shared.paths import path_key
 from agent.fs.shared.unnamed import NAMED_WITH_DATA, UNNAMED_SECONDS
 from agent.pool.steps import settle
@@ -359,6 +360,33 @@ def test_mode_and_owner_are_those_of_the_maker(files: Files, others: Files) -> N
     found = others.stat("f")
     assert found is not None
     assert (found.mode & 0o7777, found.uid, found.gid, found.mtime_ns) == (0o640, 7, 8, 5)
+
+
+@pytest.mark.parametrize("fault", ["down", "broken"])
+def test_the_folder_of_a_volume_keeps_its_owner_while_an_enclosure_is_away(
+    pool: SharedPool, files: Files, fault: str
+) -> None:
+    """Else its engines' user hears EACCES, or one whom it was closed to comes in."""
+    settle(files.face.setattr(CALLER, files.root, SetAttributes(mode=0o700, uid=5), None), files.channel)
+    for namespace in pool.namespaces:
+        setattr(namespace, fault, True)
+    found = settle(files.face.lookup(CALLER, SHARED_ROOT, b"v"), files.channel).attributes
+    assert (found.mode & 0o7777, found.uid) == (0o700, 5)
+
+
+def test_a_lookup_that_came_late_has_as_much_patience_when_it_comes_again(
+    pool: SharedPool, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps may have given way to others: it is served once more."""
+    files.put("f", DATA)
+    slow = list[bool]()
+    monkeypatch.setattr(files.channel, "waits_for_slow", lambda: slow.append(True))
+    for down in (True, True, False):
+        slow.clear()
+        for namespace in pool.namespaces:
+            namespace.down = down
+        assert (files.stat("f") is None) is down
+        assert slow
 
 
 def test_a_folder_keeps_its_mode_and_the_volume_too(files: Files, others: Files) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from agent.fs.interface import LockOwner
+from agent.fs.interface import LockOwner, SetAttributes
+from agent.fs.shared.face import RENAME_NOREPLACE
 from agent.fs.shared.file_writer import ASKED_SECONDS
-from agent.fs.shared.manifest import HOLE
+from agent.fs.shared.manifest import HOLE, Manifest
+from agent.fs.shared.names import Names
 from agent.fs.shared.paths import chunk_key, path_key
-from agent.fs.shared.volume import Values
+from agent.fs.shared.volume import SharedVolume, Values
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
@@ -114,6 +116,67 @@ def test_a_folder_that_cannot_be_read_just_now_is_there_for_who_writes(
     files.rmdir("d")
     assert files.stat("d") is None
     assert others.stat("d") is None
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("call", ["mkdir", "rename", "chmod", "unlink"])
+def test_what_is_there_is_not_replaced_because_the_look_at_it_came_too_late(
+    pool: SharedPool, files: Files, others: Files, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drive pauses for as long as a change waits, and answers again with the next request."""
+    files.put("f", DATA)
+    if call == "chmod":
+        others.mkdir("g", 0o700)
+        node = files.lookup("g").attributes.ino
+    else:
+        others.put("g", DATA[:CHUNK])
+    look = Names.newest
+
+    def newest(names: Names, volume: SharedVolume, path: bytes) -> Steps[Manifest | MissCause]:
+        for namespace in pool.namespaces:
+            namespace.hung = path == b"g"
+        found = yield from look(names, volume, path)
+        for namespace in pool.namespaces:
+            namespace.hung = False
+        return found
+
+    monkeypatch.setattr(Names, "newest", newest)
+    if call == "mkdir":
+        refused(errno.EIO, files.mkdir, "g")
+    elif call == "chmod":
+        asked = files.face.setattr(CALLER, node, SetAttributes(uid=7), None)
+        refused(errno.EIO, files.settle, asked)
+        monkeypatch.undo()
+        found = others.stat("g")
+        assert found is not None
+        assert found.mode & 0o7777 == 0o700
+        return
+    elif call == "unlink":
+        file = files.create("g")
+        refused(errno.EIO, files.unlink, "g")
+        files.close(file)
+    else:
+        refused(errno.EIO, files.rename, "f", "g", RENAME_NOREPLACE)
+        refused(errno.EIO, files.rename, "f", "g")
+    monkeypatch.undo()
+    assert others.get("g") == DATA[:CHUNK]
+    assert others.get("f") == DATA
+
+
+@pytest.mark.parametrize("flags", [os.O_APPEND, os.O_EXCL])
+def test_a_file_that_this_agent_knows_is_not_made_anew_while_an_enclosure_is_away(
+    pool: SharedPool, files: Files, flags: int
+) -> None:
+    """The kernel makes what a lookup did not find, and its close would put the new file in the place."""
+    files.put("f", DATA)
+    for namespace in pool.namespaces:
+        namespace.down = True
+    assert files.stat("f") is None
+    made = files.face.create(CALLER, files.root, b"f", 0o644, os.O_WRONLY | os.O_CREAT | flags)
+    refused(errno.EIO, files.settle, made)
+    for namespace in pool.namespaces:
+        namespace.down = False
+    assert files.get("f") == DATA
 
 
 class Doubtful:
