@@ -88,7 +88,8 @@ class IoChannel(Protocol):
         """`size` bytes to seal into, this worker's own and good until the operation ends."""
 
     def queue_depth(self) -> int:
-        """Commands that each of its queues takes at once."""
+        """Commands that each of its queues takes now. Those that were given up have their places until they
+        are answered; half of a queue is counted as free all the same, for others of its enclosure."""
 
     def trusts(self, namespace: int) -> bool:
         """Whether new values should go there: it has not lately been slower or less true than its peers."""

@@ -240,8 +240,9 @@ class WorkerChannel:
     def queue_depth(self) -> int:
         depth = QUEUE_DEPTH
         for slot in self._slots.values():
-            if slot.queue is not None:
-                depth = min(depth, slot.queue.depth)
+            queue = slot.queue
+            if queue is not None:
+                depth = min(depth, max(1, queue.depth // 2, queue.depth - queue.abandoned))
         return depth
 
     def trusts(self, namespace: int) -> bool:

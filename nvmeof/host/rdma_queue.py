@@ -144,6 +144,11 @@ class RdmaQueue:
         return len(self._flights)
 
     @property
+    def abandoned(self) -> int:
+        """Those that nobody waits for."""
+        return sum(flight.command.abandoned for flight in self._flights.values())
+
+    @property
     def to_post(self) -> bool:
         return bool(self._receives) or self.sends.pending
 

@@ -123,7 +123,7 @@ class TcpQueue:
         self._next_cid = 0
         self._long_answers = 0
         """Commands in flight whose answers are no short payloads."""
-        self._abandoned = 0
+        self.abandoned = 0
         """Commands in flight that nobody waits for."""
         # Positions in the stream that goes out: how far it has been written, and how far sent.
         self._queued = 0
@@ -155,7 +155,7 @@ class TcpQueue:
         `heard`: of those alone that were submitted when the owner had heard so much.
         """
         oldest: float | None = None
-        if not self._abandoned:
+        if not self.abandoned:
             return None  # as each request asks that, of all that are in flight
         for command in self._commands.values():
             if heard is not None and command.heard != heard:
@@ -194,7 +194,7 @@ class TcpQueue:
                 command.lose(reason)
                 ended.append(command)
         self._commands = {}
-        self._long_answers = self._abandoned = 0
+        self._long_answers = self.abandoned = 0
         return ended
 
     def termination(self, error: RemoteProtocolError) -> bytes | None:
@@ -288,7 +288,7 @@ class TcpQueue:
         if self._commands.get(command.cid) is not command:
             raise LocalProtocolError(f"{command!r} is not in flight here")
         command.abandoned = True
-        self._abandoned += 1
+        self.abandoned += 1
         if command.out_bytes:
             self._detach(command)
             if command.requested < command.out_bytes:
@@ -319,11 +319,13 @@ class TcpQueue:
         expected: list[Expected] = []
         room = EXPECTED_BYTES
         for command in self._commands.values():
+            place = command.data_in
+            if place is None:
+                break  # a write, or one that was abandoned: more of its data may come, here as well
             if command is self.receiving:
                 continue
-            place = command.data_in
-            if place is None or command.transferred or command.may_be_short or command.result_is_length:
-                break  # None: a write, or one that was abandoned and whose memory stays as it is
+            if command.transferred or command.may_be_short or command.result_is_length:
+                break
             room -= command.in_bytes
             if room < 0 or len(expected) == EXPECTED_MAX:
                 break
@@ -459,7 +461,7 @@ class TcpQueue:
             self._long_answers -= 1
             self._receiver.awaits_long = self._long_answers > 0
         if command.abandoned:
-            self._abandoned -= 1
+            self.abandoned -= 1
             command.answered_late = True
             return
         if status == _SUCCESS:

@@ -87,6 +87,10 @@ class HostQueue(Protocol):
         """Commands that it takes at once."""
 
     @property
+    def abandoned(self) -> int:
+        """Commands that were abandoned and have a place in the queue still."""
+
+    @property
     def alive(self) -> bool:
         """False once the connection is known to be dead."""
 

@@ -13,6 +13,7 @@ as unanswered until it has ended, also after its queue was closed (agent/remote/
 """
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -96,6 +97,9 @@ class IoThreads:
         self._threads += 1
 
     def _run(self) -> None:
+        # It serves all queues, and whose job it was started for may be bound to one processor.
+        with suppress(OSError):
+            os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
         scratch = Scratch(MAX_TRANSFER)
         while True:
             with self._changed:
@@ -173,6 +177,11 @@ class LocalQueue:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def abandoned(self) -> int:
+        with self._changed:
+            return sum(each.abandoned for each in self._in_flight)
 
     @property
     def needs_reconnect(self) -> bool:

@@ -127,6 +127,10 @@ class RdmaHostQueue:
         return self._linked.queue.in_flight if self._linked is not None else 0
 
     @property
+    def abandoned(self) -> int:
+        return self._linked.queue.abandoned if self._linked is not None else 0
+
+    @property
     def needs_reconnect(self) -> bool:
         return self.alive and self._linked is None
 

@@ -83,6 +83,10 @@ class TcpHostQueue:
         return self._queue.in_flight
 
     @property
+    def abandoned(self) -> int:
+        return self._queue.abandoned
+
+    @property
     def needs_reconnect(self) -> bool:
         """Never: to abandon a command leaves an NVMe/TCP connection as it is."""
         return False

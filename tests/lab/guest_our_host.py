@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -229,6 +230,36 @@ def test_an_abandoned_read_leaves_its_buffer_alone(target: KernelTarget) -> None
         assert mine == before
 
     with_queue(target, use)
+
+
+@BOTH_WAYS
+def test_many_answers_come_into_their_places(target: KernelTarget, digests: Digests) -> None:
+    """In whatever order nvmet sends them, and beside some that nobody waits for any more."""
+    target.add_namespace(1)
+    dice = random.Random(35)
+
+    def use(queue: HostQueue) -> None:
+        content = dice.randbytes(256 * BLOCK)
+        perform(queue, commands.write(1, 0, 256, [content]))
+        for _ in range(12):
+            asked = []
+            for _ in range(30):
+                blocks, whole = dice.choice((1, 1, 2, 5, 5, 17)), bytearray(19 * BLOCK)
+                at = dice.randrange(256 - blocks)
+                into = memoryview(whole)[BLOCK : (1 + blocks) * BLOCK]
+                asked.append((commands.read(1, at, blocks, into), whole, at * BLOCK, len(into)))
+                queue.submit(asked[-1][0], more=len(asked) < 30)
+            left = [dice.random() < 0.1 for _ in asked]
+            for (command, *_), is_left in zip(asked, left, strict=True):
+                if is_left:
+                    queue.abandon(command)
+            before = [bytes(whole) for _, whole, _, _ in asked]
+            finish(queue, *(each[0] for each, is_left in zip(asked, left, strict=True) if not is_left))
+            for (_, whole, at, size), is_left, was in zip(asked, left, before, strict=True):
+                came = bytes(BLOCK) + content[at : at + size] + bytes(18 * BLOCK - size)
+                assert whole == (was if is_left else came)
+
+    with_queue(target, use, depth=64, digests=digests)
 
 
 def test_the_controller_is_kept_alive(target: KernelTarget) -> None:

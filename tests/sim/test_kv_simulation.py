@@ -55,14 +55,14 @@ def test_the_oracle_sees_a_planted_wrong_byte(seed: int, monkeypatch: pytest.Mon
     from agent.inline import cipher_suites
 
     monkeypatch.setattr(cipher_suites.hmac, "compare_digest", lambda one, other: True)
-    for number in range(10):
+    for number in range(60):
         try:
             KvSimulation((seed, number)).run()
         except Wrong:
             return
         except Exception:
             continue
-    raise AssertionError("no wrong byte in 10 seeds")
+    raise AssertionError("no wrong byte in 60 seeds")
 
 
 if __name__ == "__main__":

@@ -287,7 +287,7 @@ def test_a_late_answer_into_a_loan_is_swallowed(bench: RdmaBench) -> None:
     command = pair.submit(commands.read(1, 0, 1, into))
     pair.settle()
     assert not pair.queue.abandon(command), "the queue can go on"
-    assert pair.queue.oldest_abandoned() == 0.0
+    assert (pair.queue.oldest_abandoned(), pair.queue.abandoned) == (0.0, 1)
     pair.submit(commands.flush(1))
     with pytest.raises(QueueFull):
         pair.submit(commands.flush(1))
@@ -296,7 +296,7 @@ def test_a_late_answer_into_a_loan_is_swallowed(bench: RdmaBench) -> None:
     pair.settle()
     assert not command.done
     assert same(into, b"\xaa" * LBA)
-    assert pair.queue.oldest_abandoned() is None
+    assert (pair.queue.oldest_abandoned(), pair.queue.abandoned) == (None, 0)
     assert pair.queue.in_flight == 0
     assert pair.buffers.lent_bytes == _idle_loans(pair)
 

@@ -115,6 +115,8 @@ class PathQueue:
 
     needs_reconnect = False
     max_transfer = 1 << 20
+    depth = 64
+    abandoned = 0
 
     def __init__(self, path: PathInfo) -> None:
         self.path = path

@@ -97,6 +97,25 @@ def test_memory_of_an_abandoned_read_is_not_touched() -> None:
     assert same(third.data_in, b"x" * 8192)
 
 
+def test_behind_data_of_an_abandoned_read_nothing_is_expected() -> None:
+    """More of its data may follow, and they are none of the next reader's."""
+    queue = Rig(depth=DEPTH).queue
+    first, second = submitted(queue, reading(), reading())
+    data = b"f" * 8192
+    pieces = [
+        b"".join(encode_pdu(C2HData(first.cid, at, 4096, success=bool(at)), data=(data[at : at + 4096],)))
+        for at in (0, 4096)
+    ]
+    queue.next_buffer()[:100] = pieces[0][:100]
+    assert queue.received(100) == []
+    queue.abandon(first)
+    raw = pieces[0][100:] + pieces[1]
+    assert received(queue, raw, len(raw)) == (len(raw), [])
+    assert same(second.data_in, bytes(8192))
+    assert received_all(queue, answer(second, b"s" * 8192), random.Random(1), 1 << 20) == [second]
+    assert same(second.data_in, b"s" * 8192)
+
+
 def test_a_controller_with_an_order_of_its_own_is_taken_as_it_comes_for_a_while() -> None:
     queue = Rig(depth=DEPTH).queue
     first, second = submitted(queue, reading(), reading())

@@ -400,13 +400,13 @@ def test_an_abandoned_read_touches_nothing(digests: Digests, arrived: int) -> No
     kept = command.data_in
     rig.queue.abandon(command)
     kept[:] = b"\xaa" * size
-    assert rig.queue.oldest_abandoned() == 1.0
+    assert (rig.queue.oldest_abandoned(), rig.queue.abandoned) == (1.0, 1)
     rig.link.run()
     rig.say(CapsuleResp(Cqe(cid)))
     assert same(kept, b"\xaa" * size)
     assert rig.host.ended == []
     assert not command.done
-    assert rig.queue.in_flight == 0
+    assert (rig.queue.in_flight, rig.queue.abandoned) == (0, 0)
     assert rig.queue.oldest_abandoned() is None
     after = reading()
     rig.say(C2HData(rig.submit(after), 0, 8192, success=True), data=b"x" * 8192)

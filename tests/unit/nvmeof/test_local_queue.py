@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -152,12 +153,32 @@ def test_a_medium_that_hangs_costs_the_deadline_and_touches_nothing_later(
     began = time.monotonic()
     assert not queue.wait(reading, began + 0.02)
     queue.abandon(reading)
-    assert queue.oldest_abandoned() == reading.submitted_at
+    assert (queue.oldest_abandoned(), queue.abandoned) == (reading.submitted_at, 1)
     assert not reading.answered_late
     slow.go_on.set()
     wait_until(lambda: reading.answered_late, 10, "the thread to end the command")
     assert bytes(into) == b"mine" * 1024
     assert (queue.oldest_abandoned(), queue.in_flight, reading.done) == (None, 0, False)
+    assert queue.abandoned == 0
+
+
+def test_a_thread_that_is_bound_to_a_processor_binds_no_thread_of_the_medium() -> None:
+    """Linux has a new thread run where the one may that started it (agent/host_os/one_processor.py)."""
+    allowed, became = os.sched_getaffinity(0), list[int | None]()
+    media = LocalMedia({1: HeapStorage(direct=False)}, "io-unbound")
+    queue = media.connect(16)
+
+    def read() -> None:
+        os.sched_setaffinity(0, {min(allowed)})
+        became.append(done(queue, commands.read(1, 0, 1, memoryview(bytearray(4096)))))
+
+    bound = threading.Thread(target=read)
+    bound.start()
+    bound.join()
+    assert became == [0]
+    numbers = [each.native_id for each in threading.enumerate() if each.name.startswith("io-unbound")]
+    assert [os.sched_getaffinity(number) for number in numbers if number is not None] == [allowed]
+    media.close()
 
 
 def test_a_write_that_is_given_up_in_time_is_never_carried_out(queue: LocalQueue, slow: SlowStorage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -334,4 +335,8 @@ def test_who_counts_what_is_left_counts_nothing_by_a_damaged_read(seed: int) -> 
     with pytest.raises(G35Error, match="comes damaged"):
         agent.channel.run(count())
     flips.share = 0.5
-    assert {agent.channel.run(count()) for _ in range(3)} == {40}
+    counts = set()
+    for _ in range(20):
+        with suppress(G35Error):  # each of its few looks may come damaged
+            counts.add(agent.channel.run(count()))
+    assert counts == {40}

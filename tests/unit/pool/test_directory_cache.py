@@ -238,13 +238,13 @@ def test_a_volume_s_taken_slots_are_counted_as_they_come_and_go(seed: int) -> No
             agent.delete(key_of(number))
         else:
             agent.get(key_of(number))
-        if dice.random() < 0.05:
+        if dice.random() < 0.05 and pool.namespaces[0].blocks:
             pool.namespaces[0].flip(dice.choice(sorted(pool.namespaces[0].blocks)) + dice.randrange(4096))
         assert agent.volume.usage()[1] == walked(), f"seed {seed} step {step}"
     assert len(agent.cache) == agent.cache.capacity
     for cached in agent.cache.snapshot():
-        assert cached.directory is not None
-        assert cached.directory.taken == len(list(cached.directory))
+        # The second set of a key that the first one names is not read.
+        assert cached.directory is None or cached.directory.taken == len(list(cached.directory))
     other = pool.agent()
     assert other.get(key_of(0)) is not None
     assert other.volume.usage()[1] == sum(

@@ -111,3 +111,16 @@ def test_a_write_that_its_path_refuses_goes_by_one_that_has_come_meanwhile(
     assert rig.channel.run(wait_for(rig.channel, pending, rig.clock.now + 1.0)) is None
     assert rig.flash.blocks == {3: A}
     assert rig.paths[1].queues
+
+
+@pytest.mark.interpreted
+def test_commands_that_were_given_up_have_their_places_in_the_queue(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A batch that counted on them would have writes refused, one of them for each late answer of before."""
+    rig = one_path(monkeypatch, seed)
+    (queue,) = rig.paths[0].queues
+    # Many may hang at one drive of an enclosure, and its others go on.
+    for depth, abandoned, takes in ((64, 0, 64), (64, 3, 61), (64, 60, 32), (1, 1, 1)):
+        queue.depth, queue.abandoned = depth, abandoned
+        assert rig.channel.queue_depth() == takes

@@ -246,7 +246,8 @@ def test_the_close_of_a_short_file_waits_for_no_chunk_where_other_agents_write(t
 
 
 def test_files_with_names_in_one_directory_have_their_chunks_named_at_the_same_time() -> None:
-    """The names' directories are taken for the manifest alone, so four closes need five round trips."""
+    """The names' directories are taken for the manifest alone, so four closes need five round trips; six
+    where chunks of two files have a directory in common, as chance has it."""
     files = TimedPool(directory_fresh=1000.0, trip=0.001, name_sets=(1, 1)).agent()
     for name in (b"a", b"b", b"c", b"d"):  # From then on a file is expected, and all directories are known.
         _put_trips(files, name, CHUNKS)
@@ -265,7 +266,7 @@ def test_files_with_names_in_one_directory_have_their_chunks_named_at_the_same_t
         assert is_steps(closing)
         scheduler.spawn("a close", closing)
     scheduler.run()
-    assert round(scheduler.now - began, 3) <= 0.005
+    assert round(scheduler.now - began, 3) <= 0.006
     assert all(files.lookup(name) for name in (b"e", b"f", b"g", b"h"))
 
 
