@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agent.bench import records
+from agent.bench.busy_loops import LOOPS_MAX, busy_loops
 from agent.bench.names_and_units import CATALOG, chosen, matching, unknown
 from agent.cli.tables import NOTE_COLUMNS, print_tables
 from agent.cli.temporary_folder import temporary_folder
@@ -61,6 +62,12 @@ def bench(
             help=f"Requests of the trace to play; default: {REQUESTS}, with --tiers {TIERS_REQUESTS}.",
         ),
     ] = None,
+    beside: Annotated[
+        int,
+        typer.Option(
+            min=0, max=LOOPS_MAX, help="Busy loops that run meanwhile, as on a machine that has other work."
+        ),
+    ] = 0,
     list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where processor time goes, in place of speeds.")
@@ -85,6 +92,8 @@ def bench(
     It ends all that it started. --tiers plays one workload before five ways to keep blocks, for two minutes
     at the most. Exit code 1 where a measurement failed or its numbers contradict the agent's.
     """
+    if beside and (tiers or profile):
+        raise typer.BadParameter("it is for speeds", param_hint="--beside")
     if tiers:
         _check_tiers(names, list_, profile)
         _check_json(json_file)
@@ -109,9 +118,14 @@ def bench(
     from agent.bench.run_bench import Wishes, run
 
     wishes = Wishes(chosen(names or []), seconds or MEASURE_SECONDS, trace, requests or REQUESTS)
-    with ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
+    with (
+        ended_by_signals(),
+        temporary_folder("g35-bench-") as folder,
+        _progress() as said,
+        busy_loops(beside),
+    ):
         results = run(wishes, folder, said)
-    _show(results, json_file)
+    _show(results, json_file, beside)
     if results.troubles:
         raise typer.Exit(1)
 
@@ -176,7 +190,7 @@ def _bench_tiers(
         raise typer.Exit(1)
 
 
-def _show(results: Results, json_file: Path | None) -> None:
+def _show(results: Results, json_file: Path | None, beside: int) -> None:
     figures = results.in_order()
     tables = (
         records.table(figures),
@@ -187,7 +201,7 @@ def _show(results: Results, json_file: Path | None) -> None:
     )
     print_tables(*(table for table in tables if table is not None))
     if json_file is not None:
-        records.write(json_file, figures)
+        records.write(json_file, figures, beside)
     for name, why in results.left_out.items():
         print(f"skipped {name}: {why}", file=sys.stderr)
     for trouble in results.troubles:

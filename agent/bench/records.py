@@ -52,8 +52,12 @@ def records(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
     return made
 
 
-def write(path: Path, figures: Mapping[str, Figure]) -> None:
-    write_whole(path, json.dumps(records(figures), indent=1) + "\n")
+def write(path: Path, figures: Mapping[str, Figure], busy_loops: int = 0) -> None:
+    """`busy_loops`: so many ran meanwhile, and each record says so."""
+    found = records(figures)
+    if busy_loops:
+        found = [record | {"busy_loops": busy_loops} for record in found]
+    write_whole(path, json.dumps(found, indent=1) + "\n")
 
 
 def table(figures: Mapping[str, Figure]) -> Table:

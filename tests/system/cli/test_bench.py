@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,23 @@ def test_cheapest(processes: Processes, tmp_path: Path) -> None:
         assert record["bytes"] % (64 << 10) == 0
         assert record["bytes"] >= record["operations"] * (64 << 10)
     assert not list(tmp_path.glob("g35-bench-*"))
+
+
+def test_busy_loops_end_with_the_bench(processes: Processes, tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    bench = processes.g35("bench", "aes_1m", "--seconds", "0.1", "--beside", "2", "--json", target)
+    children: set[int] = set()
+
+    def loops() -> bool:
+        with suppress(OSError):
+            found = Path(f"/proc/{bench.process.pid}/task/{bench.process.pid}/children").read_text()
+            children.update(map(int, found.split()))
+        return len(children) >= 2 or bench.process.poll() is not None
+
+    wait_until(loops, 60, "busy loops")
+    assert bench.process.wait(180) == 0, bench.output
+    assert [record["busy_loops"] for record in json.loads(target.read_text())] == [2]
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
 
 
 @pytest.mark.nightly  # what is copied on the way is counted each time by test_request_buffers.py

@@ -138,6 +138,14 @@ def test_the_file_is_written_as_a_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_busy_loops_beside_are_in_each_record(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    records.write(target, {"aes_1m": figure("aes_1m", 2.0)}, 8)
+    assert json.loads(target.read_text()) == [
+        {"name": "aes_1m", "value": 2.0, "unit": "GiB/s", "busy_loops": 8}
+    ]
+
+
 def test_ahead_is_above_one_for_more_speed_and_for_less_time() -> None:
     assert records.ahead(figure("kv_get_1m", 3.0), figure("redis_get_1m", 1.5)) == 2.0
     fast, slow = figure("kv_get_64k_p50_ms", 0.1), figure("redis_get_64k_p50_ms", 0.2)
