@@ -140,10 +140,13 @@ def _serving(mount: Path, count: int) -> list[int]:
 
 
 def pin(pid: int, processors: Collection[int]) -> None:
-    """Have all threads of a process, and those that they start, run on these processors alone."""
+    """Have all threads of a process, and those that they start, run on these processors alone. Threads that
+    share one processor share one of these."""
+    one = {min(processors)}
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # it has ended
-            os.sched_setaffinity(int(thread.name), processors)
+            shares_one = len(os.sched_getaffinity(int(thread.name))) == 1
+            os.sched_setaffinity(int(thread.name), one if shares_one else processors)
 
 
 def main() -> None:

@@ -26,6 +26,10 @@ Xattr: TypeAlias = bytes | memoryview
 
 FACE_SHIFT: Final = 56
 ROOT_INODE: Final = 1
+EPOCH_BITS: Final = 20
+"""Inodes of /kv and /shared begin at a random number of so many bits. So a program that has files open in the
+mounts of two agents has no number twice: what tells how a file was closed looks for its name and number
+(close_cause.py)."""
 FIXED_SECONDS: Final = 60.0
 """The kernel may believe for so long in names that do not change while an agent serves."""
 FOLDER_SECONDS: Final = 1.0

@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -29,7 +30,7 @@ from agent.fs.doors.mounting import MountOptions, clear_dead_mount, refuse_to_co
 from agent.fs.doors.parked_requests import ParkedRequests
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
-from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError, RootFileSystem
+from agent.fs.interface import EPOCH_BITS, FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError, RootFileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.shared.discards import Discards
 from agent.fs.shared.face import SharedFace
@@ -104,7 +105,7 @@ def make_doors(
         if audience.shows_files(shown.served):
             files_root = FILES_ROOT
         sources = audience.sources(shown.sources, audience.in_status(shown.served))
-        tree = _tree(shown, audience, own, sources, files_root)
+        tree = _tree(shown, audience, own, sources, files_root, secrets.randbits(EPOCH_BITS))
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
         refuse_to_cover(settings.mount)

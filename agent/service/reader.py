@@ -30,7 +30,7 @@ from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors import mounting
 from agent.fs.doors.dev_fuse import DevFuseDoor
 from agent.fs.fuse.session import FuseSession
-from agent.fs.interface import RootFileSystem
+from agent.fs.interface import EPOCH_BITS, RootFileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.host_os.cpu_idle import keep_awake
 from agent.host_os.per_user_bounds import Bounds
@@ -63,9 +63,8 @@ USES_AT_ONCE: Final = 1024
 OTHER_QUEUES: Final = 1
 """Beside the workers': that of the thread that follows the pool map."""
 HANDLE_BITS: Final = 40
-EPOCH_BITS: Final = 20
-"""Handles and inodes begin at random numbers of so many bits. A file that was opened at an earlier process of
-this mount is nobody else's then."""
+"""Handles begin at a random number of so many bits, and inodes at another (`EPOCH_BITS`). A file that was
+opened at an earlier process of this mount is nobody else's then."""
 
 
 async def serve_reads(

@@ -169,6 +169,12 @@ def check_room(options: UpOptions) -> None:
             f"least is {typed_size(least)}",
             param_hint="--drive-size",
         ) from None
+    if options.chunk_size != UpOptions.chunk_size and options.files and not has_shared(options):
+        raise typer.BadParameter(
+            f"{count} drives of {options.drive_size} have no room for /shared in chunks of "
+            f"{options.chunk_size}: take smaller chunks, or larger drives",
+            param_hint="--chunk-size",
+        )
     if len(planned.encode()) > MAP_BYTES_MAX:
         raise typer.BadParameter(
             f"the pool map of {count} namespaces would be longer than {MAP_BYTES_MAX} bytes; take fewer",

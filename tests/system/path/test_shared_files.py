@@ -169,6 +169,20 @@ os.kill(os.getpid(), 9)
     assert not (two.two / folder / "half").exists()
 
 
+def test_a_name_that_is_open_in_both_mounts_is_two_files(two: TwoAgents, folder: str) -> None:
+    """The number of the one is never that of the other, by which a close tells who has it open still."""
+    paths = [two.one / folder / "both", two.two / folder / "both"]
+    first, second = (os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in paths)
+    try:
+        assert os.fstat(first).st_ino != os.fstat(second).st_ino
+        os.write(first, b"first" * 1000)
+        os.close(first)
+        assert paths[0].stat().st_size == 5000
+    finally:
+        with contextlib.suppress(OSError):  # ESTALE: the other was stored first
+            os.close(second)
+
+
 def test_what_is_open_is_read_on_after_it_was_replaced_and_removed(
     two: TwoAgents, folder: str, seed: int
 ) -> None:

@@ -72,6 +72,16 @@ def test_the_least_size_that_is_said_is_enough() -> None:
     check_room(UpOptions(enclosures=1, drives=1, value_size="64K", files=False))
 
 
+@pytest.mark.parametrize(("chunk_size", "drive_size"), [("16M", "1G"), ("4M", "256M")])
+def test_chunks_that_the_drives_have_no_room_for_are_refused(chunk_size: str, drive_size: str) -> None:
+    from typer import BadParameter
+
+    with pytest.raises(BadParameter, match="no room for /shared in chunks"):
+        check_room(UpOptions(chunk_size=chunk_size, drive_size=drive_size))
+    check_room(UpOptions(chunk_size="4M", drive_size="1G"))
+    check_room(UpOptions(chunk_size=chunk_size, drive_size=drive_size, files=False))
+
+
 def test_more_namespaces_than_a_pool_can_have() -> None:
     from typer import BadParameter
 
