@@ -437,8 +437,8 @@ class Volume:
         self, keys: Sequence[bytes], values: Sequence[bytes | Buffer], ttl: float | None = None
     ) -> list[bool]:
         """Store values; which of them are on flash now. Up to 128 KiB they move together; where one is
-        longer, each moves by itself. Raises ValueTooLong before any is stored, where one has no length that a value
-        may have."""
+        longer, each moves by itself. Raises ValueTooLong, before any is stored, where a length is none that a
+        value may have."""
         _same_count(keys, values)
         views = [memoryview(value).cast("B") for value in values]
         for view in views:
