@@ -72,7 +72,7 @@ def test_the_least_size_that_is_said_is_enough() -> None:
     check_room(UpOptions(enclosures=1, drives=1, value_size="64K", files=False))
 
 
-@pytest.mark.parametrize(("chunk_size", "drive_size"), [("16M", "1G"), ("4M", "256M")])
+@pytest.mark.parametrize(("chunk_size", "drive_size"), [("16M", "1G"), ("4M", "256M"), ("4M", "300M")])
 def test_chunks_that_the_drives_have_no_room_for_are_refused(chunk_size: str, drive_size: str) -> None:
     from typer import BadParameter
 

@@ -38,7 +38,6 @@ def test_a_new_pool_has_room_for_each_face() -> None:
         (3, "160M", "64K", "1M", True),
         (1, "1382M", "16M", "1M", False),
         (1, "2G", "16M", "1M", True),
-        (1, "1200M", "64K", "4M", False),
         (1, "1400M", "64K", "4M", True),
         (1, "315M", "64K", "512K", True),
     ],
