@@ -55,7 +55,7 @@ WAIT_SECONDS = 30.0
 _PREFIX = "g35."
 _VLLM_OWN = frozenset({"type", "module_path", "backpressure"})
 """Keys of a secondary tier that vLLM takes for itself."""
-_FILES_ALONE = frozenset({"llama-cpp", "nixl"})
+FILES_ALONE = frozenset({"llama-cpp", "nixl"})
 """Engines without a connector of ours."""
 
 
@@ -378,10 +378,10 @@ def configuration_findings(engine: str, given: str, place: Place, *, is_mounted:
         yield Found("options", False, str(wrong), advice)
         return
     folders = folders_of(engine, document)
-    if engine in _FILES_ALONE and not folders:
+    if engine in FILES_ALONE and not folders:
         yield Found("options", False, "nothing there names a folder of files", advice)
-    ours = engine not in _FILES_ALONE and _names_ours(engine, document)
-    if engine not in _FILES_ALONE and (ours or not folders):
+    ours = engine not in FILES_ALONE and _names_ours(engine, document)
+    if engine not in FILES_ALONE and (ours or not folders):
         yield options_taken(engine, given, place)
     if not is_mounted:
         return

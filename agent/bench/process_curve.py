@@ -141,7 +141,7 @@ def _serving(mount: Path, count: int) -> list[int]:
 
 def pin(pid: int, processors: Collection[int]) -> None:
     """Have all threads of a process, and those that they start, run on these processors alone. Threads that
-    share one processor share one of these."""
+    are bound to one processor stay so, to the first of these."""
     one = {min(processors)}
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # it has ended

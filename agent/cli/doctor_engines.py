@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from host_shim.engine_check import stores_files_alone, why_no_pool
+from host_shim.engine_check import FILES_ALONE, stores_files_alone, why_no_pool
 
 _SOURCE = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 180.0
 """Importing an engine takes most of it: tens of seconds from a cold disk."""
-_NEED_NOTHING_OF_OURS = frozenset({"llama-cpp", "nixl"})
 
 
 class Verdict(StrEnum):
@@ -76,7 +75,7 @@ def engine_findings(
         done = _asked(interpreter, arguments, os.environ.get("PYTHONPATH", ""))
         if "No module named 'host_shim" in done.stderr and not done.stdout:
             done = _asked(interpreter, arguments, str(_SOURCE))
-            if name not in _NEED_NOTHING_OF_OURS:
+            if name not in FILES_ALONE:
                 is_needed = python is not None and not stores_files_alone(name, options)
                 yield Finding(
                     "host_shim",

@@ -259,9 +259,9 @@ def _guest_door(
     parts = f"{shown.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
     if wish.tenants:
         parts += b"\0" + "\0".join(wish.tenants).encode()
-    waits = LongWaits(len(ids), configuration.agent.timing.read_deadline)
     identity = hashlib.blake2b(parts, digest_size=IDENTITY_BYTES).digest()
     books = GuestBooks(configuration.agent.state / f"virtiofs-{number}.books", identity)
+    waits = LongWaits(len(ids), configuration.agent.timing.read_deadline)
     return VirtioFsDoor(
         guest_tree(shown, wish, take_channel(ids[0]), books.epoch),
         wish.socket,

@@ -205,7 +205,7 @@ def probe(mountpoint: Path) -> int | None:
     def look() -> None:
         os.stat(mountpoint)
         # The kernel answers a stat by what it believes of the root, for as long as that holds
-        # (FIXED_SECONDS), also once the agent is dead. This it asks the agent each time.
+        # (FOLDER_SECONDS), also once the agent is dead. This it asks the agent each time.
         os.statvfs(mountpoint)
 
     try:

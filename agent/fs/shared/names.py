@@ -18,12 +18,12 @@ from agent.pool.steps import IoChannel, Steps
 FOLDER_MODE: Final = 0o755
 NAMES_ASKED: Final = 16
 """Names that were seen in a folder, and are asked for again where it is removed, or is not there."""
-UNSURE: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN, MissCause.CORRUPT})
+SILENT: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
+"""Nothing was read. An enclosure that answers again with the next request may have something there."""
+UNSURE: Final = SILENT | {MissCause.CORRUPT}
 """Nobody says just now whether the name leads anywhere. What was read damaged may come whole the next time;
 where flash itself is damaged, the scrub gives the name up."""
 GONE: Final = frozenset(MissCause) - UNSURE
-SILENT: Final = frozenset({MissCause.LATE, MissCause.ENCLOSURE_DOWN})
-"""Nothing was read. An enclosure that answers again with the next request may have something there."""
 
 
 def answered(found: Manifest | MissCause) -> Manifest | MissCause:
