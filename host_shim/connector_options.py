@@ -58,6 +58,12 @@ class ConnectorOptions:
         return cls(**found)
 
 
+def _has_port(address: str) -> bool:
+    """Whether an address of ZeroMQ ends in a port that there is; `*` is any that is free."""
+    port = address.rpartition(":")[2]
+    return port == "*" or (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535)
+
+
 @dataclass(frozen=True, slots=True)
 class PublisherOptions(ConnectorOptions):
     """Options of a connector that publishes events itself: SGLang's and LMCache's."""
@@ -73,6 +79,8 @@ class PublisherOptions(ConnectorOptions):
                 raise ValueError(f'g35: "{name}" is a text, and not {text!r}')
         if self.events and "://" not in self.events:
             raise ValueError(f'g35: "events" is an address such as tcp://*:5557, and not {self.events!r}')
+        if self.events.startswith("tcp://") and not _has_port(self.events):
+            raise ValueError(f'g35: "events" ends in a port, 1 to 65535; there is none in {self.events!r}')
 
 
 @dataclass(frozen=True, slots=True)

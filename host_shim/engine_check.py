@@ -282,10 +282,10 @@ def _wrong_with(mount: str) -> Found | None:
 def read_document(given: str) -> Any:
     """The configuration: `given` is the name of a file, or the text itself, JSON or a command line.
 
-    Raises ValueError, OSError."""
+    Raises ValueError."""
     if are_flags(given) and not os.path.exists(given):
         return read_flags(given)
-    text = given if given.lstrip().startswith(("{", "[")) else Path(given).read_text(encoding="utf-8")
+    text = given if given.lstrip().startswith(("{", "[")) else _text_in(given)
     try:
         return json.loads(text)
     except ValueError as no_json:
@@ -297,6 +297,21 @@ def read_document(given: str) -> Any:
             return yaml.safe_load(text)
         except yaml.YAMLError as no_yaml:
             raise ValueError(f"neither JSON nor YAML: {no_yaml}") from None
+
+
+def _text_in(file: str) -> str:
+    if os.path.isdir(file):
+        raise ValueError(f"{file} is a folder; name the file in it that has the configuration")
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no file {file}, and a configuration's own text begins with one of {{, [ and --"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"the file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text in UTF-8") from None
 
 
 _OPTIONS: dict[str, type[ConnectorOptions]] = {
@@ -355,7 +370,7 @@ def options_taken(engine: str, given: str, place: Place) -> Found:
     name, advice = "options", f"docs/engines/{engine}.md lists them"
     try:
         found = options_of(engine, read_document(given))
-    except (ValueError, OSError) as wrong:
+    except ValueError as wrong:
         return Found(name, False, str(wrong), advice)
     if not found:
         return Found(name, False, "nothing there names our connector", advice)
@@ -374,7 +389,7 @@ def configuration_findings(engine: str, given: str, place: Place, *, is_mounted:
     advice = f"docs/engines/{engine}.md has both ways"
     try:
         document = read_document(given)
-    except (ValueError, OSError) as wrong:
+    except ValueError as wrong:
         yield Found("options", False, str(wrong), advice)
         return
     folders = folders_of(engine, document)
@@ -411,7 +426,7 @@ def stores_files_alone(engine: str, given: str | None) -> bool:
     """Whether a configuration names a folder of files, and no connector of ours."""
     try:
         document = read_document(given or "")
-    except (ValueError, OSError):
+    except ValueError:
         return False
     return bool(folders_of(engine, document)) and not _names_ours(engine, document)
 

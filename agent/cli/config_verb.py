@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from agent.config.configuration import load_configuration, reference_markdown
-from agent.pool.map.document import check_shares
 
 _INSTALLED = "/opt/g35/bin/"
 """Where the units look for g35, unless they are printed for another environment."""
@@ -31,7 +30,6 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The configu
 def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
     """Say whether a configuration is usable. Nothing is started."""
     configuration = load_configuration(file)
-    check_shares(each.wish() for each in configuration.volumes if each.layout != "kv")
     print(
         f"{file}: usable; mount at {configuration.agent.mount or 'no folder'}, "
         f"enclosures: {len(configuration.enclosures)}, local devices: {len(configuration.local)}, "

@@ -41,6 +41,7 @@ from agent.pool.map.document import (
     Layout,
     SuiteName,
     VolumeWish,
+    check_shares,
 )
 from agent.pool.map.names import TenantName, VolumeName
 from agent.pool.prestage.readahead import DEPTH
@@ -574,6 +575,7 @@ class Configuration(Section):
             "two enclosures have one address, port and NQN: that is one path",
         )
         want_once((each.name for each in self.volumes), "two volumes have one name")
+        check_shares(each.share for each in self.volumes if each.layout != "kv")
         for volume in self.volumes:
             if volume.suite == "plain+crc64" and not self.pool.allow_plain:
                 raise ValueError(

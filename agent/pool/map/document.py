@@ -479,9 +479,9 @@ def lies_on_kv(wish: VolumeWish, *, blocks: bool) -> bool:
     return wish.layout == "kv" or (wish.layout == "auto" and not blocks)
 
 
-def check_shares(in_sets: Iterable[VolumeWish]) -> None:
-    """Raises ConfigError where volumes in sets want more than there is."""
-    total = sum(wish.share for wish in in_sets)
+def check_shares(in_sets: Iterable[float]) -> None:
+    """Raises ConfigError where the shares of volumes in sets are more than there is."""
+    total = sum(in_sets)
     if total > 1 + 1e-9:
         raise ConfigError(
             f"the volumes' shares add up to {total:g}, which is more than 1", "lower some of them"
@@ -520,7 +520,7 @@ def _plan(
     on_kv = [wish for wish in volumes if lies_on_kv(wish, blocks=bool(members))]
     in_sets = [wish for wish in volumes if wish not in on_kv]
     _check_layouts(on_kv, in_sets, members, kv_members)
-    check_shares(in_sets)
+    check_shares(wish.share for wish in in_sets)
     if not in_sets and on_kv:
         members = []
     pool_id = uuid.uuid4().hex

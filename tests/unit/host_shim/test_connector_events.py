@@ -219,7 +219,7 @@ def test_the_form_of_names_makes_the_keys_that_lmcache_stores_under(
     adapter.close()
 
 
-@pytest.mark.parametrize("events", [5, "here", ["tcp://*:1"]])
+@pytest.mark.parametrize("events", [5, "here", ["tcp://*:1"], "tcp://*:99999", "tcp://*:0", "tcp://*"])
 def test_an_address_that_makes_no_sense_stops_the_engine_at_its_start(lmcache: Any, events: object) -> None:
     with pytest.raises(ValueError, match='"events"'):
         lmcache.G35L2Adapter({"mount": "/nowhere", "events": events})

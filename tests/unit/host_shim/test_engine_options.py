@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from host_shim.engine_check import Place, options_taken, read_document
+from host_shim.engine_check import Place, configuration_findings, options_taken, read_document
 
 PLACE = Place("/mnt/g35", "kv")
 ADAPTER = {"type": "plugin", "module_path": "host_shim.lmcache_l2", "class_name": "G35L2Adapter"}
@@ -90,7 +90,20 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "tier.json"
     file.write_text(json.dumps(configured("vllm", GOOD)))
     assert options_taken("vllm", str(file), PLACE).good
-    assert "No such file" in options_taken("vllm", str(tmp_path / "none"), PLACE).detail
+
+
+def test_what_is_no_file_with_a_configuration_is_said_in_words(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    for given, said in (
+        (tmp_path / "none", f"there is no file {tmp_path}/none"),
+        (tmp_path, f"{tmp_path} is a folder; name the file"),
+        (binary, "is no text in UTF-8"),
+        (tmp_path / ("n" * 300), "cannot be read: File name too long"),
+    ):
+        [told] = configuration_findings("vllm", str(given), PLACE, is_mounted=False)
+        assert said in told.detail
+        assert "Errno" not in told.detail
 
 
 def test_yaml_is_read_where_the_interpreter_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

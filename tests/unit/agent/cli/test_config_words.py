@@ -157,13 +157,23 @@ def test_the_check_counts_local_devices(tmp_path: Path, capsys: pytest.CaptureFi
     assert "enclosures: 0, local devices: 2, volumes: 0" in capsys.readouterr().out
 
 
-def test_the_check_adds_the_shares_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["config", "check", "{}"],
+        ["tenant", "add", "red", "--config", "{}"],
+        ["pool", "show", "--config", "{}"],
+    ],
+)
+def test_every_verb_adds_the_shares_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
     file = tmp_path / "agent.toml"
     volumes = [f'[[volumes]]\nname = "{name}"\nshare = 0.75\n' for name in "ab"]
     agent = "\n".join(f'{key} = "{each}"' for key, each in document()["agent"].items())
     enclosure = "\n".join(f'{key} = "{each}"' for key, each in ENCLOSURE.items())
     file.write_text(f"[agent]\n{agent}\n[[enclosures]]\n{enclosure}\n{''.join(volumes)}")
-    assert main(["config", "check", str(file)]) == 1
+    assert main([word.format(file) for word in words]) == 1
     assert "error: the volumes' shares add up to 1.5, which is more than 1" in capsys.readouterr().err
 
 
