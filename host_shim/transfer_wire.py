@@ -316,10 +316,10 @@ def decode_many_untrusted(data: bytes | bytearray | memoryview) -> ManyTransfers
     return ManyTransfers(volume, keys, parts, ttl_seconds)
 
 
-def encode_done_many(done: Sequence[tuple[int, int]], size: int) -> bytes:
-    """The answer to LOAD_MANY or STORE_MANY, outcome and length of each value, as long as the request."""
-    numbers = [number for each in done for number in each]
-    return struct.pack(f"<{len(numbers)}I", *numbers).ljust(size, b"\0")
+def encode_done_many(done: Sequence[int], size: int) -> bytes:
+    """The answer to LOAD_MANY or STORE_MANY, as long as the request; `done`: outcome and length of each value
+    in turn."""
+    return struct.pack(f"<{len(done)}I", *done).ljust(size, b"\0")
 
 
 def decode_done_many_untrusted(data: bytes | bytearray | memoryview, count: int) -> list[tuple[int, int]]:

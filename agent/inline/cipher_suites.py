@@ -45,6 +45,8 @@ UNIT_BYTES_MAX: Final = 1 << 20
 HEADER_UNIT: Final = 0xFFFF_FFFF
 """The number under which the header itself is sealed; a slot has far fewer units."""
 
+_NUMBERS: Final = [number.to_bytes(4, "little") for number in range(64)]
+"""Those of the units of a slot, as they stand in a nonce."""
 _HEADER_NUMBER: Final = HEADER_UNIT.to_bytes(4, "little")
 _CRC_PROOF: Final = struct.Struct("<Q8x")
 _TWEAK: Final = struct.Struct("<QII")
@@ -79,8 +81,8 @@ class SlotCipher(Protocol):
     def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
-        """As `open_unit`, in one piece, with `PROOF_BYTES` of room of its own behind the sealed bytes,
-        unchanged in the end. For ciphers that want text and proof in one."""
+        """As `open_unit`, in one piece, with `PROOF_BYTES` of room behind the sealed bytes, which may be
+        overwritten. For ciphers that want text and proof in one."""
 
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
         """Seal the header's text into `into`, which is 16 bytes longer: the proof follows the text."""
@@ -165,16 +167,11 @@ class _GcmSlot:
     def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
-        nonce = self._nonce_prefix + number.to_bytes(4, "little")
-        room = sealed_and_room[-PROOF_BYTES:]
-        before = bytes(room)
-        room[:] = proof
+        sealed_and_room[-PROOF_BYTES:] = proof
         try:
-            self._at_once().decrypt_into(nonce, sealed_and_room, bound, into)
+            self._at_once().decrypt_into(self._nonce_prefix + _NUMBERS[number], sealed_and_room, bound, into)
         except InvalidTag:
             return False
-        finally:
-            room[:] = before
         return True
 
 

@@ -55,6 +55,13 @@ class IoChannel(Protocol):
     def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> Pending:
         """`more`: another read or write to the namespace follows at once, and may take this one along."""
 
+    def read_many(self, reads: Sequence["Read"]) -> Sequence[Pending]:
+        """As `read` of each, in their order; those of one namespace by one send."""
+
+    def arrived(self, pendings: Sequence[Pending], first: int) -> int:
+        """The number of the first of them, from `first` on, that has not arrived, or not well. The answers
+        before it are counted as a `Wait` would."""
+
     def write(self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> Pending:
         """`more`: as of `read`."""
 
@@ -121,6 +128,27 @@ class IoChannel(Protocol):
 
     def wall(self) -> float:
         """Seconds since the epoch, for times that are stored."""
+
+
+Read: TypeAlias = tuple[int, int, memoryview]
+"""Namespace, offset, and the buffer that is to be filled."""
+
+
+def read_each(channel: IoChannel, reads: Sequence[Read]) -> list[Pending]:
+    """`IoChannel.read_many` of a channel that sends each by itself."""
+    pendings: dict[int, Pending] = {}
+    for number, more in in_volleys([(read[0], number) for number, read in enumerate(reads)]):
+        namespace, offset, into = reads[number]
+        pendings[number] = channel.read(namespace, offset, into, more=more)
+    return [pendings[number] for number in range(len(reads))]
+
+
+def take_each(channel: IoChannel, pendings: Sequence[Pending], first: int) -> int:
+    """`IoChannel.arrived` of such a channel."""
+    while first < len(pendings) and pendings[first].done and pendings[first].fault is None:
+        channel.took(pendings[first])
+        first += 1
+    return first
 
 
 def in_volleys(places: Sequence[tuple[int, int]]) -> list[tuple[int, bool]]:

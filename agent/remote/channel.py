@@ -20,7 +20,7 @@ from agent.host_os.payload_memory import payload_memory
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.steps import Acquire, GaveWay, Pending, Steps, Wait
+from agent.pool.steps import Acquire, GaveWay, Pending, Read, Steps, Wait
 from agent.remote.circuit_breaker import CLOCK_SLACK, NOT_ANSWERING, Health, Outstanding
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
@@ -113,25 +113,58 @@ class WorkerChannel:
             self._waits.begin(time.monotonic())
 
     def read(self, namespace: int, offset: int, into: memoryview, *, more: bool = False) -> PendingRequest:
-        pending = self._read_by_the_one_way(namespace, offset, into, more)
-        if pending is None:
-            pending = self._start(namespace, offset, len(into), into, (), more)
-        if pending.queue is not None:
-            tally = self.tallies[""]
-            tally.flash_bytes_read += len(into)
-            if self._fabric.is_local(namespace):
-                tally.local_bytes_read += len(into)
-        return pending
+        return self._read_volley(namespace, ((namespace, offset, into),), more)[0]
+
+    def read_many(self, reads: Sequence[Read]) -> list[PendingRequest]:
+        volleys: dict[int, list[int]] = {}
+        for number, read in enumerate(reads):
+            volleys.setdefault(read[0], []).append(number)
+        if len(volleys) == 1:
+            return self._read_volley(reads[0][0], reads, False)
+        pendings: dict[int, PendingRequest] = {}
+        for namespace, numbers in volleys.items():
+            sent = self._read_volley(namespace, [reads[number] for number in numbers], False)
+            for at, number in enumerate(numbers):
+                pendings[number] = sent[at]
+        return [pendings[number] for number in range(len(reads))]
+
+    def arrived(self, pendings: Sequence[Pending], first: int) -> int:
+        now, count = time.monotonic(), len(pendings)
+        while first < count:
+            pending = pendings[first]
+            assert isinstance(pending, PendingRequest)
+            if not pending.take_answer(now):
+                break
+            first += 1
+        return first
+
+    def _read_volley(self, namespace: int, reads: Sequence[Read], more: bool) -> list[PendingRequest]:
+        """Reads of one namespace, by one send. `more`: another one follows."""
+        pendings = self._read_by_the_one_way(namespace, reads, more)
+        if pendings is None:
+            last = len(reads) - 1
+            pendings = [
+                self._start(namespace, read[1], len(read[2]), read[2], (), more or number < last)
+                for number, read in enumerate(reads)
+            ]
+        size = 0
+        for number, pending in enumerate(pendings):
+            if pending.queue is not None:
+                size += len(reads[number][2])
+        tally = self.tallies[""]
+        tally.flash_bytes_read += size
+        if self._fabric.is_local(namespace):
+            tally.local_bytes_read += size
+        return pendings
 
     def _read_by_the_one_way(
-        self, namespace: int, offset: int, into: memoryview, more: bool
-    ) -> PendingRequest | None:
-        """What `_start` comes to for most reads, in a few steps: one command by the only path to a namespace
-        that answers, whose queue is connected. None: `_start` has to look, and nothing was done."""
+        self, namespace: int, reads: Sequence[Read], more: bool
+    ) -> list[PendingRequest] | None:
+        """What `_start` comes to for most reads, in a few steps: one command each by the only path to a
+        namespace that answers, whose queue is connected. None: `_start` has to look, and nothing was done."""
         fabric = self._fabric
         ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
-        size = len(into)
-        if len(ways) != 1 or not size:
+        if len(ways) != 1:
             return None
         way, health, now = ways[0], fabric.health[namespace], time.monotonic()
         enclosure = way.enclosure
@@ -139,16 +172,26 @@ class WorkerChannel:
             return None
         slot = self._slot(enclosure)
         queue = slot.take(now)
-        if queue is None or size > queue.max_transfer:
+        if queue is None:
             return None
-        built = (commands.read(way.nsid, offset // way.lba_bytes, size // way.lba_bytes, into),)
-        failed = _submit(slot, queue, built, more)
-        pending = PendingRequest()
-        if failed is None:
-            pending.goes_on(queue, built, self._outstanding(health, now, is_read=True), 0, slot.began)
-        else:
-            pending.fail(failed)
-        return pending
+        most, nsid, lba_bytes = queue.max_transfer, way.nsid, way.lba_bytes
+        built: list[Command] = []
+        for _, offset, into in reads:
+            size = len(into)
+            if not 0 < size <= most:
+                return None
+            built.append(commands.read(nsid, offset // lba_bytes, size // lba_bytes, into))
+        why = _submit_each(slot, queue, built, more)
+        pendings: list[PendingRequest] = []
+        for command in built:
+            pending = PendingRequest()
+            if command.cid >= 0:
+                outstanding = self._outstanding(health, now, is_read=True)
+                pending.goes_on(queue, (command,), outstanding, 0, slot.began)
+            else:
+                pending.fail(why or "it was not sent")
+            pendings.append(pending)
+        return pendings
 
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
@@ -641,17 +684,23 @@ def _into(came: list[T], steps: Steps[T]) -> Generator[Wait | Acquire | None, bo
 
 
 def _submit(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
-    """Send commands; why it could not be done, and nothing is under way then."""
-    try:
-        for command in built:
-            queue.submit(command, more=more)
-    except NvmeofError as error:
-        if not queue.alive:
-            slot.enclosure.complain(slot.epoch)
+    """Send the commands of one request; why it could not be done, and nothing is under way then."""
+    why = _submit_each(slot, queue, built, more)
+    if why is not None:
         # The commands that went out stay in flight until they are abandoned here; the rest never went.
         for command in built:
             if not command.done and command.cid >= 0:
                 queue.abandon(command)
+    return why
+
+
+def _submit_each(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
+    """Send commands; why not all could be. Those that went have an id."""
+    try:
+        queue.submit_all(built, more=more)
+    except NvmeofError as error:
+        if not queue.alive:
+            slot.enclosure.complain(slot.epoch)
         return str(error)
     return None
 

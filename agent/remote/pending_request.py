@@ -100,6 +100,18 @@ class PendingRequest:
             if command.failure() is not None
         )
 
+    def take_answer(self, now: float) -> bool:
+        """Count the answer, which nobody has waited for, where it is there and good and no other path could
+        have brought it. False: nothing was done."""
+        if self._fault is not None or self.request is not None:
+            return False
+        for command in self.commands:
+            if not command.done or command.lost or command.status:
+                return False
+        if self.outstanding is not None:
+            self.outstanding.answered(now, failed=False, waited=0.0)
+        return True
+
     def is_error(self, command: Command) -> bool:
         """Whether the answer to a command is an error of the namespace's, which counts against it."""
         return bool(command.status)

@@ -3,10 +3,11 @@
 Nothing here sits in a volatile cache, so no write is ever in doubt; what fsync asks is another's test.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 from agent.pool.counters import Tally
-from agent.pool.steps import Pending
+from agent.pool.steps import IoChannel, Pending, Read, read_each, take_each
 from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import WorkerBuffer
 
@@ -66,6 +67,12 @@ class TimedChannel:
 
     def took(self, pending: Pending) -> None:
         """Answers are counted as they come."""
+
+    def read_many(self, reads: Sequence[Read]) -> list[Pending]:
+        return read_each(cast("IoChannel", self), reads)
+
+    def arrived(self, pendings: Sequence[Pending], first: int) -> int:
+        return take_each(cast("IoChannel", self), pendings, first)
 
     def comes_again(self) -> None:
         """As `gives_way`."""

@@ -64,8 +64,9 @@ from nvmeof.wire.sgl import SGL_IN_CAPSULE
 from nvmeof.wire.sqe import FLAGS_SGL
 from nvmeof.wire.status import Status
 
-CAPSULE: Final = struct.Struct("<BBBBIBBHIIIQQQ6I")
-"""The common header and the submission entry in one, because this is packed for every command."""
+CAPSULE: Final = struct.Struct("<BBBBIBBHIIIQQQQQQ")
+"""The common header and the submission entry in one, because this is packed for every command; a Q has the
+command dwords 10 and 11, and so on."""
 assert CAPSULE.size == 72
 
 SGL_TRANSPORT: Final = 0x5A << 56
@@ -246,7 +247,8 @@ class TcpQueue:
         header = CAPSULE.pack(
             CAPSULE_CMD, flags, 72, offset, total,
             command.opcode, FLAGS_SGL, cid, command.nsid, command.cdw2, command.cdw3, 0, 0, sgl,
-            command.cdw10, command.cdw11, command.cdw12, command.cdw13, command.cdw14, command.cdw15,
+            command.cdw10 | command.cdw11 << 32, command.cdw12 | command.cdw13 << 32,
+            command.cdw14 | command.cdw15 << 32,
         )  # fmt: skip
         if digests.header:
             header += DIGEST.pack(crc32c(header))

@@ -5,6 +5,7 @@ A transport is an implementation of `HostQueue`, one connected I/O queue of one 
 `open_controller` has one option of the transport's own: `digests` of TCP, `verbs` of RDMA.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -117,6 +118,11 @@ class HostQueue(Protocol):
         """Put it on the wire, without waiting for its answer. Raises `QueueFull`, `ConnectionLost`.
 
         `more`: another one follows at once, and may take this one along.
+        """
+
+    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
+        """As `submit` of each, in their order, by one send where there are sends. Where it raises, those that
+        have an id are under way, and the others were not submitted.
         """
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:

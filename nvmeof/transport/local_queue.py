@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -217,6 +217,10 @@ class LocalQueue:
             command.cid = -1
             del self._in_flight[command]
             raise
+
+    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
+        for command in commands:
+            self.submit(command, more=more or command is not commands[-1])
 
     def _judged(self, command: Command) -> tuple[_Job | None, int]:
         """The job of a command; None, and the status, where it is refused."""

@@ -9,6 +9,7 @@ controller. So a slow drive costs its reader the deadline and a new connection; 
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -162,6 +163,10 @@ class RdmaHostQueue:
             linked.post()
         except errors.ConnectionLost as error:
             self._die(str(error))
+
+    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
+        for command in commands:
+            self.submit(command, more=more or command is not commands[-1])
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         """Data of RDMA are there when all of them are."""

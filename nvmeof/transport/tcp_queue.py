@@ -17,6 +17,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -99,18 +100,25 @@ class TcpHostQueue:
 
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Put it on the wire. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
+        self.submit_all((command,), more=more)
+
+    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
         if not self.alive:
             raise errors.ConnectionLost(self._why)
         queue = self._queue
-        if queue.in_flight >= queue.depth:
+        if queue.in_flight + len(commands) > queue.depth:
             # Answers that nobody waits for (to abandoned commands) may have made room.
             self._drain()
             if not self.alive:
                 raise errors.ConnectionLost(self._why)
-        queue.submit(command, time.monotonic())
-        command.heard = self._heard
-        if not more:
-            self._push()
+        now = time.monotonic()
+        try:
+            for command in commands:
+                queue.submit(command, now)
+                command.heard = self._heard
+        finally:
+            if not more:
+                self._push()
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         queue = self._queue

@@ -135,16 +135,16 @@ class Transfers:
             self._continuer.chain(volume.in_sets, many.keys, session.trail)
             self._continuer.reads(volume.in_sets, many.keys[-1])
         served = yield from reading_all
-        done: list[tuple[int, int]] = []
+        done: list[int] = []
         for number, became in enumerate(served):
             if isinstance(became, MissCause):
-                done.append((became.value, 0))
+                done += (became.value, 0)
             elif became is not None:
-                done.append((_HIT, became))
+                done += (_HIT, became)
             else:
                 reading = volume.reader(many.keys[number], self._prestage)
                 try:
-                    done.append((yield from self._fill(reading, targets[number])))
+                    done += yield from self._fill(reading, targets[number])
                 finally:
                     reading.close()
         return encode_done_many(done, size)
@@ -257,7 +257,7 @@ class Transfers:
             became = yield from storing_all
         except PutElsewhere:
             raise FsError(errno.EREMOTE, ELSEWHERE) from None
-        return encode_done_many([(_outcome_of(one).value, 0) for one in became], size)
+        return encode_done_many([number for one in became for number in (_outcome_of(one).value, 0)], size)
 
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         channel, at = self._channel(), 0

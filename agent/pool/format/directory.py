@@ -80,6 +80,8 @@ _PINNED_AT: Final = 40
 _CRC_AT: Final = 60
 _HINT: Final = struct.Struct(f"<{KEY_BYTES}s16xII")
 """Pseudonym, length and expiry."""
+_NAMED: Final = struct.Struct(f"<{KEY_BYTES}sQ8xII")
+"""Pseudonym, generation, length and expiry."""
 _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
 _U16: Final = struct.Struct("<H")
@@ -300,6 +302,25 @@ class Directory:
             slot = first_bytes.find(wanted, slot + 1)
         return -1
 
+    def find_named(self, pseudonym: bytes) -> tuple[int, int, int, int]:
+        """Slot, generation, length and expiry of the entry that `find` finds: what a get needs of it.
+        Slot -1: there is none."""
+        named: bytes
+        generation: int
+        length: int
+        expiry: int
+        slot: int = self._first_bytes.find(pseudonym[0])
+        if slot >= 0:
+            named, generation, length, expiry = _NAMED.unpack_from(self.raw, slot * ENTRY_BYTES)
+            if named == pseudonym:
+                return slot, generation, length, expiry
+            found = self.find(pseudonym)
+            if found is not None:
+                named, generation, length, expiry = _NAMED.unpack_from(self.raw, found * ENTRY_BYTES)
+                if named == pseudonym:
+                    return found, generation, length, expiry
+        return -1, 0, 0, 0
+
     def __iter__(self) -> Iterator[tuple[int, Entry]]:
         """The slots that are taken, with their entries."""
         for slot, fields in enumerate(ENTRY.iter_unpack(bytes(self.raw))):
@@ -417,11 +438,15 @@ class Directory:
 
     def touch(self, slot: int, now_us: int) -> None:
         """Count a hit. Flash learns of it with the next write of this directory."""
-        start = slot * ENTRY_BYTES
-        _U64.pack_into(self.raw, start + _LAST_USE_AT, now_us)
-        hits: int = _U16.unpack_from(self.raw, start + _HITS_AT)[0]
-        if hits < _HITS_MAX:
-            _U16.pack_into(self.raw, start + _HITS_AT, hits + 1)
+        raw, start = self.raw, slot * ENTRY_BYTES
+        _U64.pack_into(raw, start + _LAST_USE_AT, now_us)
+        low = raw[start + _HITS_AT]
+        if low < 0xFF:
+            raw[start + _HITS_AT] = low + 1
+        else:
+            hits: int = _U16.unpack_from(raw, start + _HITS_AT)[0]
+            if hits < _HITS_MAX:
+                _U16.pack_into(raw, start + _HITS_AT, hits + 1)
         self._uncounted.add(slot)
 
     def pin(self, slot: int, until: int) -> None:

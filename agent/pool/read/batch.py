@@ -13,9 +13,9 @@ from agent.pool.counters import MissCause, Tally
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import miss_cause_of
-from agent.pool.steps import IoChannel, Pending, Steps, Wait, in_volleys
+from agent.pool.steps import IoChannel, Pending, Read, Steps, Wait
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Found, Volume
+from agent.pool.volume.volume import Named, Volume
 
 PART_BYTES: Final = 1 << 20
 """The bytes of the worker's receive buffer for the reads that leave together. While the worker opens them,
@@ -25,11 +25,11 @@ PART_VALUES: Final = 16
 
 
 class _Asked:
-    """One value that a directory names, and the read that brings it."""
+    """One value that a directory names, and where the read that brings it puts it."""
 
-    __slots__ = ("at", "found", "number", "pending", "size")
+    __slots__ = ("at", "found", "number", "size")
 
-    def __init__(self, number: int, found: Found, at: int, size: int) -> None:
+    def __init__(self, number: int, found: Named, at: int, size: int) -> None:
         self.number: Final = number
         """The number of the value's key in the batch."""
         self.found: Final = found
@@ -37,7 +37,6 @@ class _Asked:
         """Where in the part's buffer its header begins; the value follows, then room for one proof."""
         self.size: Final = size
         """Bytes of the value on flash, without its header."""
-        self.pending: Pending | None = None
 
 
 def read_together(
@@ -61,62 +60,71 @@ def read_together(
     tally = channel.tally(volume.settings.name)
     # Of a tenant with a rate nothing is read before it is admitted.
     limited = volume.bandwidth if volume.bandwidth is not None and volume.bandwidth.rate else None
-    sent: list[_Asked] = []
+    sent: list[Pending] = []
+    names = [pseudonyms[at : at + KEY_BYTES] for at in range(0, len(pseudonyms), KEY_BYTES)]
     try:
-        found = yield from _find(volume, channel, pseudonyms, borrowed, wait_seconds, became, tally)
+        found = yield from _find(volume, channel, names, borrowed, wait_seconds, became, tally)
         parts = _parts(volume, channel, found, targets)
         under_way: list[_Asked] = []
+        pendings: Sequence[Pending] = ()
         for number in range(len(parts) + 1):
             ahead = parts[number] if number < len(parts) else []
             until = channel.now() + wait_seconds
             if limited is not None and ahead and not (yield from limited.admit(channel, until)):
                 break
-            _send(volume, channel, ahead, halves[number % 2])
-            sent = under_way + ahead
+            pendings_ahead: Sequence[Pending] = ()
+            if ahead:
+                pendings_ahead = _send(volume, channel, ahead, halves[number % 2])
+                sent = [*pendings, *pendings_ahead]
             if limited is not None:
                 under_way, ahead = ahead, []
+                pendings, pendings_ahead = pendings_ahead, ()
             half = halves[(number if limited is not None else number - 1) % 2]
             deadline = channel.now() + wait_seconds
             late: set[int] = set()
-            for asked in under_way:
-                pending, place = asked.pending, asked.found.cached.namespace
-                assert pending is not None
-                has_come = pending.done
-                if has_come:
-                    channel.took(pending)
-                elif place in late:
-                    # One late answer is enough to say so: the others are given up without a wait.
-                    channel.abandon(pending)
-                    continue
-                else:
-                    has_come = yield Wait(pending, deadline)
-                cause = miss_cause_of(channel, pending, has_come)
-                if cause is None:
-                    at = asked.number
-                    became[at] = _open(volume, channel, keys[at], asked, half, targets[at], tally)
-                elif cause is MissCause.LATE:
-                    late.add(place)
-            under_way = ahead
+            at = 0
+            while at < len(under_way):
+                arrived = channel.arrived(pendings, at)
+                if arrived == at:
+                    pending, place = pendings[at], under_way[at].found.cached.namespace
+                    has_come = pending.done
+                    if has_come:
+                        channel.took(pending)
+                    elif place not in late:
+                        # One late answer is enough to say so: the others are given up without a wait.
+                        has_come = yield Wait(pending, deadline)
+                    cause = miss_cause_of(channel, pending, has_come)
+                    if cause is None:
+                        arrived = at + 1
+                    elif cause is MissCause.LATE:
+                        late.add(place)
+                wall_us = int(channel.wall() * 1e6)
+                for asked in under_way[at:arrived]:
+                    it = asked.number
+                    key, name, target = keys[it], names[it], targets[it]
+                    became[it] = _open(volume, channel, key, name, asked, half, target, tally, wall_us)
+                at = max(arrived, at + 1)
+            under_way, pendings = ahead, pendings_ahead
+        sent = []
         return became
     finally:
-        for asked in sent:
-            if asked.pending is not None and not asked.pending.done:
-                channel.abandon(asked.pending)
+        for pending in sent:
+            if not pending.done:
+                channel.abandon(pending)
         volume.give_back_sets([cached for sets in borrowed for cached in sets])
 
 
 def _find(
     volume: Volume,
     channel: IoChannel,
-    pseudonyms: bytes,
+    names: Sequence[bytes],
     borrowed: Sequence[Sequence[CachedSet]],
     wait_seconds: float,
     became: list[int | MissCause | None],
     tally: Tally,
-) -> Steps[list[Found | None]]:
+) -> Steps[list[Named | None]]:
     """Which entry names each key, the newest where there are several. The directories of the keys that no
     remembered one names are read. A key that none of them names then is a miss, unless G4 may have it."""
-    names = [pseudonyms[at : at + KEY_BYTES] for at in range(0, len(pseudonyms), KEY_BYTES)]
     began = channel.now()
     found = [volume.find_newest(sets, name) for sets, name in zip(borrowed, names, strict=True)]
     unsure: set[int] = set()
@@ -152,18 +160,17 @@ def _find(
 
 
 def _parts(
-    volume: Volume, channel: IoChannel, found: Sequence[Found | None], targets: Sequence[memoryview]
+    volume: Volume, channel: IoChannel, found: Sequence[Named | None], targets: Sequence[memoryview]
 ) -> list[list[_Asked]]:
     """The values that can be had so, in the order of their keys, in as few parts as their bytes and the
     channel's queues allow, each with as many values."""
     codec, wall = volume.codec, channel.wall()
-    wanted: list[tuple[int, Found, int]] = []
+    wanted: list[tuple[int, Named, int]] = []
     whole = 0
     for number, each in enumerate(found):
         if each is None:
             continue
-        entry = each.entry
-        length, expiry = entry.length, entry.expiry
+        length, expiry = each.length, each.expiry
         if not 0 < length <= min(codec.unit_bytes, len(targets[number])) or (expiry and expiry <= wall):
             continue
         size = codec.padded(length)
@@ -192,38 +199,41 @@ def _room(size: int, lba_bytes: int) -> int:
     return -(-(HEADER_BYTES + size + PROOF_BYTES) // lba_bytes) * lba_bytes
 
 
-def _send(volume: Volume, channel: IoChannel, part: Sequence[_Asked], buffer: memoryview) -> None:
-    """Ask for the values of a part, for those of one namespace by one send."""
-    directory_bytes, slot_bytes = volume.settings.directory_bytes, volume.settings.slot_bytes
-    for number, more in in_volleys([(asked.found.cached.namespace, asked.at) for asked in part]):
-        asked = part[number]
-        cached, slot = asked.found.cached, asked.found.slot
-        into = buffer[asked.at : asked.at + HEADER_BYTES + asked.size]
-        offset = cached.offset + directory_bytes + slot * slot_bytes
-        asked.pending = channel.read(cached.namespace, offset, into, more=more)
+def _send(
+    volume: Volume, channel: IoChannel, part: Sequence[_Asked], buffer: memoryview
+) -> Sequence[Pending]:
+    """Ask for the values of a part."""
+    reads: list[Read] = []
+    for asked in part:
+        cached = asked.found.cached
+        at, end = asked.at, asked.at + HEADER_BYTES + asked.size
+        reads.append((cached.namespace, volume.slot_offset(cached, asked.found.slot), buffer[at:end]))
+    return channel.read_many(reads)
 
 
 def _open(
     volume: Volume,
     channel: IoChannel,
     key: bytes,
+    name: bytes,
     asked: _Asked,
     buffer: memoryview,
     into: memoryview,
     tally: Tally,
+    wall_us: int,
 ) -> int | None:
     """Open a value that has arrived into its target; its length, None where it does not prove itself."""
     found, size = asked.found, asked.size
-    entry, cached, slot = found.entry, found.cached, found.slot
-    data_at = asked.at + HEADER_BYTES
+    cached, slot = found.cached, found.slot
+    header_at, data_at = asked.at, asked.at + HEADER_BYTES
     place = volume.place(cached, slot)
-    opened = volume.codec.open(buffer[asked.at : data_at], key, place, entry.generation)
-    if isinstance(opened, MissCause) or opened.length != entry.length:
+    opened = volume.codec.open(buffer[header_at:data_at], key, place, found.generation)
+    if isinstance(opened, MissCause) or opened.length != found.length:
         return None
-    wall = channel.wall()
-    if opened.expiry and opened.expiry <= wall:
+    if opened.expiry and opened.expiry * 1_000_000 <= wall_us:
         return None
-    with_room = buffer[data_at : data_at + size + PROOF_BYTES]
+    end = data_at + size + PROOF_BYTES
+    with_room = buffer[data_at:end]
     length = opened.length
     if size <= len(into):
         proven = opened.open_with_room(0, with_room, into[:size])
@@ -239,7 +249,7 @@ def _open(
     if not proven:
         return None
     cached.bear_out(slot)
-    volume.touch(cached, slot, entry, wall)
+    volume.touch(cached, slot, name, found.generation, wall_us)
     tally.gets_hit += 1
     tally.bytes_read += length
     if volume.bandwidth is not None:

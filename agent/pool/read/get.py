@@ -326,7 +326,7 @@ class SlotReader(UnitReader):
             self._copy = copy
             self._open = opened
             cached.bear_out(slot)
-            self._volume.touch(cached, slot, entry, channel.wall())
+            self._volume.touch(cached, slot, entry.pseudonym, entry.generation, int(channel.wall() * 1e6))
         return count
 
     def _unstage(self) -> None:

@@ -119,6 +119,19 @@ class Found:
                 self.cached.dropped[self.slot] = self.entry.generation
 
 
+class Named:
+    """What a get needs of an entry that the directories hint at."""
+
+    __slots__ = ("cached", "expiry", "generation", "length", "slot")
+
+    def __init__(self, cached: CachedSet, slot: int, generation: int, length: int, expiry: int) -> None:
+        self.cached: Final = cached
+        self.slot: Final = slot
+        self.generation: Final = generation
+        self.length: Final = length
+        self.expiry: Final = expiry
+
+
 class PoolVolume(ABC):
     """A volume of either kind, in sets of slots or on KV namespaces, opened with its secret.
 
@@ -455,17 +468,16 @@ class Volume(PoolVolume):
             found.sort(key=lambda each: each.entry.generation, reverse=True)
         return found
 
-    def find_newest(self, sets: Sequence[CachedSet], pseudonym: bytes) -> Found | None:
-        """The first of what `find` gives."""
-        newest: Found | None = None
+    def find_newest(self, sets: Sequence[CachedSet], pseudonym: bytes) -> Named | None:
+        """The first of what `find` gives, without what a get has no use for."""
+        newest: Named | None = None
         for cached in sets:
             directory = cached.directory
-            slot = None if directory is None else directory.find(pseudonym)
-            if directory is None or slot is None:
+            if directory is None:
                 continue
-            entry = directory.entry(slot)
-            if entry is not None and (newest is None or entry.generation > newest.entry.generation):
-                newest = Found(cached, slot, entry)
+            slot, generation, length, expiry = directory.find_named(pseudonym)
+            if slot >= 0 and (newest is None or generation > newest.generation):
+                newest = Named(cached, slot, generation, length, expiry)
         return newest
 
     def is_fresh(self, cached: CachedSet, channel: IoChannel, least: float = 0.0) -> bool:
@@ -484,15 +496,15 @@ class Volume(PoolVolume):
         looked_at = self.cache.look([each.namespace for each in places], map(self.set_offset, places))
         return all(cached is not None and self.is_fresh(cached, channel) for cached in looked_at)
 
-    def touch(self, cached: CachedSet, slot: int, entry: Entry, wall: float) -> None:
-        """A get was served by this entry at `wall`, seconds since the epoch. Flash learns of it with the next
-        write of the directory."""
+    def touch(self, cached: CachedSet, slot: int, pseudonym: bytes, generation: int, now_us: int) -> None:
+        """A get was served by the entry of this pseudonym and generation at `now_us`, microseconds since the
+        epoch. Flash learns of it with the next write of the directory."""
         with cached.guard:
             directory = cached.directory
-            if directory is not None and directory.names(slot, entry.pseudonym):
-                directory.touch(slot, int(wall * 1e6))
+            if directory is not None and directory.names(slot, pseudonym):
+                directory.touch(slot, now_us)
         if self.uses_elsewhere is not None:
-            self.uses_elsewhere.note(cached.namespace, cached.offset, slot, entry.generation)
+            self.uses_elsewhere.note(cached.namespace, cached.offset, slot, generation)
 
     def is_recent(self, cached: CachedSet, channel: IoChannel) -> bool:
         """Whether a set was read within RECENT_SECONDS, for an image that goes over what others wrote. A

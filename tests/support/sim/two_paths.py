@@ -8,7 +8,7 @@ much later, until a supervisor ends the session (`supervise`).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
@@ -135,6 +135,10 @@ class PathQueue:
         command.cid = self.sent
         command.submitted_at = self.path.flash.clock.now
         self.in_flight.append(command)
+
+    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
+        for command in commands:
+            self.submit(command, more=more or command is not commands[-1])
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         path, clock = self.path, self.path.flash.clock
