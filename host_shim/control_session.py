@@ -56,6 +56,8 @@ AGENT_GONE = frozenset(
     }
 )
 """What a system call on the session reports when there is no agent behind it."""
+TOO_LONG = frozenset({errno.EFBIG, errno.EMSGSIZE})
+"""What the agent says of a value that no slot of the volume holds."""
 
 ONE_REQUEST_BYTES = (128 << 10) - 4096
 """Reads up to this many bytes are one FUSE request on every kernel; longer ones may be several."""
@@ -229,6 +231,29 @@ class Session:
             Operation.PUT, self._new_id(), volume, tuple(keys), 0, ttl_seconds, FLAG_NO_ANSWER, tuple(lengths)
         )
         self._send(asked.encode())
+
+    def bind_writes_that_fit(
+        self, volume: str, keys: Sequence[bytes], lengths: Sequence[int], ttl_seconds: int
+    ) -> Sequence[int]:
+        """`bind_writes` of the values that the volume's slots hold. Which these are, in the order of their
+        tickets: of others the agent refuses all of a request."""
+        fitting: Sequence[int] = range(len(keys))
+        is_asked_anew = False
+        while fitting:
+            some = [lengths[number] for number in fitting]
+            try:
+                self.bind_writes(volume, [keys[number] for number in fitting], some, ttl_seconds)
+                break
+            except OSError as refused:
+                if refused.errno not in TOO_LONG:
+                    raise
+            longest = max(some)
+            if self.value_bytes_max(volume) >= longest and not is_asked_anew:
+                self._room = None  # it may have been asked before there was this volume
+                is_asked_anew = True
+            most = min(self.value_bytes_max(volume), longest - 1)
+            fitting = [number for number in fitting if lengths[number] <= most]
+        return fitting
 
     def _move(
         self,

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from host_shim.arguments import Buffer, bytes_of
 from host_shim.connector_jobs import within
 from host_shim.connector_options import ConnectorOptions
 from host_shim.control_session import Session
@@ -37,7 +38,7 @@ from host_shim.control_wire import (
     key_of_long_name,
     name_of,
 )
-from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong, whole_seconds
+from host_shim.pool import Pool, UnknownVolume, ValueTooLong, whole_seconds
 from host_shim.prefix_records import Speeds, leading_hits
 
 __all__ = ["LABEL_BYTES", "NamedValues", "key_of_long_name", "label_of", "name_of"]
@@ -124,10 +125,11 @@ class NamedValues:
 
     def store(self, names: Sequence[bytes], values: Sequence[Sequence[Buffer | bytes]]) -> list[bool]:
         """Store values, each given as the parts it consists of; which of them are on flash now."""
+        whole = _all_views(names, values)
         stored: list[bool] = []
         for start in range(0, len(names), _BATCH_MAX):
             end = start + _BATCH_MAX
-            stored += self._store_batch(names[start:end], [_views(value) for value in values[start:end]])
+            stored += self._store_batch(names[start:end], whole[start:end])
         return stored
 
     def load(
@@ -139,10 +141,13 @@ class NamedValues:
         of another name or length is deleted: the first write wins, so the block could never be stored beside
         it.
         """
+        whole = _all_views(names, rooms)
+        if any(part.readonly for room in whole for part in room):
+            raise TypeError("the room of a load must be writable")
         found: list[int | None] = []
         for start in range(0, len(names), _BATCH_MAX):
             end = start + _BATCH_MAX
-            found += self._load_batch(names[start:end], [_views(room) for room in rooms[start:end]], exact)
+            found += self._load_batch(names[start:end], whole[start:end], exact)
         return found
 
     def exists(self, names: Sequence[bytes], *, prestage: bool = False) -> list[bool]:
@@ -262,24 +267,13 @@ class NamedValues:
         names: Sequence[bytes],
         values: Sequence[list[memoryview]],
     ) -> list[int]:
-        """Bind tickets to the values at `wanted`, or to those that fit where some do not; which these are."""
-
-        def bind(chosen: list[int]) -> None:
-            keys = [key_of_long_name(names[at]) for at in chosen]
-            whole = [_length(values[at]) + LABEL_BYTES for at in chosen]
-            session.bind_writes(self._volume.name, keys, whole, self._ttl_seconds)
-
-        try:
-            bind(wanted)
-        except OSError as refused:
-            if refused.errno not in (errno.EFBIG, errno.EMSGSIZE):
-                raise
-            self._complain(refused)  # one that is too long has the agent refuse all of a request
-            room = session.value_bytes_max(self._volume.name) - LABEL_BYTES
-            wanted = [at for at in wanted if _length(values[at]) <= room]
-            if wanted:
-                bind(wanted)
-        return wanted
+        """Bind tickets to the values at `wanted` that fit; which these are."""
+        keys = [key_of_long_name(names[at]) for at in wanted]
+        whole = [_length(values[at]) + LABEL_BYTES for at in wanted]
+        fitting = session.bind_writes_that_fit(self._volume.name, keys, whole, self._ttl_seconds)
+        if len(fitting) < len(wanted):
+            self._complain(OSError(errno.EFBIG, "a block is longer than the slots"))
+        return [wanted[number] for number in fitting]
 
     def _load_batch(
         self, names: Sequence[bytes], rooms: Sequence[list[memoryview]], exact: bool
@@ -292,7 +286,11 @@ class NamedValues:
                 if session.dead:
                     return
                 label = self._label()
-                length, proved = _read_one(session, ticket, names[ticket], label, rooms[ticket])
+                try:
+                    length, proved = _read_one(session, ticket, names[ticket], label, rooms[ticket])
+                except OSError as refused:
+                    self._complain(refused)
+                    return  # the others go on
                 if proved and (not exact or length == _length(rooms[ticket])):
                     found[ticket] = length
                 elif proved is not None:
@@ -345,8 +343,11 @@ def _read_one(
     return got, True if got == length else None
 
 
-def _views(parts: Sequence[Buffer | bytes]) -> list[memoryview]:
-    return [memoryview(part).cast("B") for part in parts]
+def _all_views(names: Sequence[bytes], values: Sequence[Sequence[Buffer | bytes]]) -> list[list[memoryview]]:
+    """Raises ValueError and TypeError, before anything has moved."""
+    if len(names) != len(values):
+        raise ValueError(f"{len(names)} names and {len(values)} values")
+    return [[bytes_of(part) for part in parts] for parts in values]
 
 
 def _length(parts: Sequence[memoryview]) -> int:

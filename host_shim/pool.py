@@ -11,6 +11,11 @@ A put that did not happen is False. A volume whose tenant was erased gives Outco
 Wrong use raises: a key that is no key, a volume that the pool did not have when this process first asked, a
 value that no slot can hold, a buffer that does not hold the value.
 
+A batch with one value that cannot be served serves the others. What is wrong with the call itself (a key or a
+buffer that is none, lists of different lengths) raises before anything has moved. What depends on the values
+is that value's own answer, and said once in the log: False for one that no slot can hold, None for one that
+its buffer does not hold.
+
 Any thread may call anything here. Each call borrows one of at most `sessions` control sessions; further calls
 wait. After a fork the child opens its own. An event loop calls from threads:
 
@@ -19,21 +24,39 @@ wait. After a fork the child opens its own. An event loop calls from threads:
 # One idea in one file: what a program calls, `Pool` and `Volume`, and what these calls return and raise.
 
 import contextlib
-import difflib
 import errno
+import logging
 import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from host_shim.agent_processes import AgentProcesses, AskTheFirst
+from host_shim.arguments import (
+    Buffer,
+    BufferTooSmall,
+    UnknownVolume,
+    ValueTooLong,
+    bytes_of,
+    no_length,
+    same_count,
+    unknown_volume,
+    whole_seconds,
+    writable,
+)
 from host_shim.block_key import checked_key
 from host_shim.connector_jobs import JobRunner, share
-from host_shim.control_session import ONE_REQUEST_BYTES, Files, Session, SessionDead, SessionLender
+from host_shim.control_session import (
+    ONE_REQUEST_BYTES,
+    TOO_LONG,
+    Files,
+    Session,
+    SessionDead,
+    SessionLender,
+)
 from host_shim.control_wire import (
     KEY_BYTES,
     KEYS_MAX,
@@ -46,15 +69,14 @@ from host_shim.control_wire import (
     Outcome,
     PrefixReport,
 )
-from host_shim.many_values import groups_of
+from host_shim.many_values import IS_LONGER, LONGER, Became, Fetched, judged, move_in_groups
 from host_shim.registered_memory import RegisteredMemory
 from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import joined, new_memory
 
 __all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
 
-Buffer: TypeAlias = bytearray | memoryview
-"""Anything writable with the buffer protocol; named for the two that everybody has."""
+_log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 5.0
 """What `Pool.close` waits for calls under way; on a pool that answers they take milliseconds."""
@@ -64,27 +86,9 @@ DEADLINE_MAX = ((1 << 32) - 1) / 1e3
 _REFUSALS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.EIO}
 )
+_REFUSALS_OF_ONE = _REFUSALS | TOO_LONG | {errno.EINVAL}
+"""What concerns one value of a batch, and not the others."""
 _BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
-
-
-class UnknownVolume(LookupError):
-    """The pool behind the mount has no volume of this name."""
-
-
-class ValueTooLong(ValueError):
-    """No slot of the volume can hold a value of this length."""
-
-
-class BufferTooSmall(ValueError):
-    """The value is longer than the buffer that was to take it; the buffer has only its beginning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """What became of one get: `length` is None for a miss; `outcome` its cause, None where no agent says."""
-
-    length: int | None
-    outcome: Outcome | None
 
 
 class Pool:
@@ -112,6 +116,8 @@ class Pool:
         self._parallel = parallel
         self._known: set[str] = set()
         """Volumes that the agent has served to this process; no more than there are."""
+        self._said: set[tuple[str, type]] = set()
+        """Of which of them the log has said that a value is too long for a slot, or for its buffer."""
         self._lock = threading.Lock()
         self._runner: JobRunner | None = None
         _pools.add(self)
@@ -186,6 +192,12 @@ class Pool:
                     self._runner.close(0)
             return self._runner
 
+    def _say_once(self, volume: str, why: ValueError) -> None:
+        about = volume, type(why)
+        if volume in self._known and about not in self._said:
+            self._said.add(about)
+            _log.warning("a value of a batch is not served: %s", why)
+
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self._runner = None
@@ -202,8 +214,13 @@ class Volume:
         self.name = name
 
     def put(self, key: bytes, data: bytes | Buffer, ttl: float | None = None) -> bool:
-        """Store a value; True once it is on flash. `ttl` in seconds, None for the volume's own."""
-        return self.put_many([key], [data], ttl)[0]
+        """Store a value; True once it is on flash. `ttl` in seconds, None for the volume's own. Raises
+        ValueTooLong, also for an empty one."""
+        checked_key(key)
+        view = bytes_of(data)
+        if not 0 < len(view) <= VALUE_BYTES_MAX:
+            raise no_length(len(view))
+        return self._put_batch([key], [view], whole_seconds(ttl))[0]
 
     def get_into(self, key: bytes, buffer: Buffer) -> int | None:
         """Read a value into `buffer`; its length, or None for a miss. BufferTooSmall where the value is
@@ -213,7 +230,7 @@ class Volume:
         unless it is as long as the volume's slots.
         """
         try:
-            view = _writable(buffer)
+            view = writable(buffer)
             checked_key(key)
             lender = self._pool._processes.next(self.name, (key,))
             if lender is not self._pool._lender:
@@ -242,8 +259,11 @@ class Volume:
             length = session.read(0, view)
             if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
                 return None  # it broke off in the middle
-            if length == len(view):
-                self._refuse_cut_off(session, 0, key, length)
+            if length == len(view) and (goes_on := self._goes_on(session, 0, length)) is not None:
+                if goes_on:
+                    raise self._too_small(session, key, length)
+                if session.outcomes(1) != [Outcome.HIT]:
+                    return None  # it is longer, and its rest is damaged or late
             return length or None
         except OSError as refused:
             if refused.errno == errno.ERANGE:
@@ -263,10 +283,12 @@ class Volume:
             self._pool._processes.set_aside(lender, self.name)
             raise AskTheFirst
 
-    def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:
-        """Raise BufferTooSmall where the value of a ticket goes on behind a full buffer of `room` bytes."""
-        if room < session.value_bytes_max(self.name) and session.read(ticket, memoryview(bytearray(1)), room):
-            raise self._too_small(session, key, room)
+    def _goes_on(self, session: Session, ticket: int, room: int) -> bool | None:
+        """Whether a byte of a ticket's value comes from behind a full buffer of `room` bytes; None where the
+        buffer holds any value of the volume. False may also be a value that broke off there."""
+        if room >= session.value_bytes_max(self.name):
+            return None
+        return session.read(ticket, memoryview(bytearray(1)), room) > 0
 
     def _too_small(self, session: Session, key: bytes, room: int) -> BufferTooSmall:
         return BufferTooSmall(
@@ -298,15 +320,16 @@ class Volume:
         return None
 
     def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
-        """Read values into the buffers of the same index; their lengths, None for a miss. See `get_into`."""
+        """Read values into the buffers of the same index; their lengths, None for a miss and for a value that
+        is longer than its buffer. Values of up to 128 KiB move together, longer ones by a request each."""
         return [one.length for one in self.fetch(keys, buffers, causes=False)]
 
     def fetch(
         self, keys: Sequence[bytes], buffers: Sequence[Buffer], *, causes: bool = True
     ) -> list[Fetched]:
         """`get_many` that also says why there are holes; with holes that is one round trip more."""
-        _same_count(keys, buffers)
-        views = [_writable(buffer) for buffer in buffers]
+        same_count(keys, buffers)
+        views = [writable(buffer) for buffer in buffers]
         result: list[Fetched] = []
         for start in range(0, len(keys), _BATCH_MAX):
             end = start + _BATCH_MAX
@@ -339,25 +362,27 @@ class Volume:
         self, lender: SessionLender, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool
     ) -> list[Fetched]:
         """By one process of the agent. Raises AskTheFirst where that may serve it."""
-        together: list[list[Fetched] | slice] = []
+        found: list[Fetched | None] = [None] * len(keys)
         with lender.lend() as session:
             if session is None:
                 self._want_first(lender)
                 return [Fetched(None, None)] * len(keys)
             try:
-                together = self._fetch_together(session, keys, views)
+                self._fetch_together(session, keys, views, found)
             except OSError as refused:
                 self._want_first(lender)
-                return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
+                cause = Fetched(None, self._raise_wrong_use(refused, session))
+                return [cause if one is None else one for one in found]
         if session is None or session.dead:
             self._want_first(lender)
-        result: list[Fetched] = []
-        for group in together or [slice(0, len(keys))]:
-            if isinstance(group, slice):
-                result += self._fetch_each(lender, keys[group], views[group], causes)
-            else:
-                result += group
-        return result
+        result = [one for one in found if one is not None]
+        if len(result) == len(keys):
+            return result
+        if not result:
+            return self._fetch_each(lender, keys, views, causes)
+        left = [at for at, one in enumerate(found) if one is None]
+        each = iter(self._fetch_each(lender, [keys[at] for at in left], [views[at] for at in left], causes))
+        return [next(each) if one is None else one for one in found]
 
     def _fetch_each(
         self, lender: SessionLender, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool
@@ -365,6 +390,7 @@ class Volume:
         """Each value by a read of its own, several at a time."""
         lengths: list[int] = [0] * len(keys)
         seen: Sequence[Outcome | None] = [None] * len(keys)
+        unsure: set[int] = set()
         ended = False
         with lender.lend() as session:
             if session is None:
@@ -373,25 +399,33 @@ class Volume:
             lent = session
 
             def read(index: int) -> None:
-                if not lent.dead:
+                if lent.dead:
+                    return
+                try:
                     lengths[index] = lent.read(index, views[index])
+                except OSError as refused:
+                    if refused.errno not in _REFUSALS or lender is not self._pool._lender:
+                        raise
 
             try:
                 session.bind_reads(self.name, keys)
                 self._pool._known.add(self.name)
                 self._pool._share(read, len(keys))
-                for index, (key, view) in enumerate(zip(keys, views, strict=True)):
-                    if lengths[index] == len(view):
-                        self._refuse_cut_off(session, index, key, len(view))
+                for index, view in enumerate(views):
+                    if lengths[index] != len(view):
+                        # A long one is either a short value or broke off in the middle.
+                        if lengths[index] > ONE_REQUEST_BYTES:
+                            unsure.add(index)
+                    elif (goes_on := self._goes_on(session, index, len(view))) is not None:
+                        unsure.add(index)
+                        if goes_on:
+                            lengths[index] = IS_LONGER
+                            self._pool._say_once(self.name, self._too_small(session, keys[index], len(view)))
             except OSError as refused:
                 self._want_first(lender)
                 return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
             ended = True
-            # A long read that came back short is either a short value or broke off in the middle.
-            doubtful = any(
-                ONE_REQUEST_BYTES < length < len(view) for length, view in zip(lengths, views, strict=True)
-            )
-            if doubtful or (causes and 0 in lengths):
+            if unsure or (causes and 0 in lengths):
                 with contextlib.suppress(OSError):
                     seen = session.outcomes(len(keys))
         if session is None or session.dead or not ended:
@@ -403,55 +437,89 @@ class Volume:
                 if lengths[index] == len(view) < room:
                     lengths[index] = 0
         return [
-            _judged(length, len(view), outcome)
-            for length, view, outcome in zip(lengths, views, seen, strict=True)
+            judged(length, outcome, is_sure=not unsure or number not in unsure)
+            for number, (length, outcome) in enumerate(zip(lengths, seen, strict=True))
         ]
 
     def _fetch_together(
-        self, session: Session, keys: Sequence[bytes], views: Sequence[memoryview]
-    ) -> list[list[Fetched] | slice]:
-        """Many short values, by a request for each `groups_of` them: what became of each group, or where it
-        lies among the keys if the agent does not serve it so. Nothing where they are not many and short."""
-        groups = groups_of(views) if session.moves_many(Ioctl.LOAD_MANY) else []
-        found: list[list[Fetched] | slice] = list(groups)
+        self,
+        session: Session,
+        keys: Sequence[bytes],
+        views: Sequence[memoryview],
+        found: list[Fetched | None],
+    ) -> None:
+        """Many short values, by a request for each `groups_of` them, into `found`."""
+        if not session.moves_many(Ioctl.LOAD_MANY):
+            return
+        longer: list[int] = []
 
-        def load(number: int) -> None:
-            group = groups[number]
-            loaded = session.move_many(Ioctl.LOAD_MANY, self.name, keys[group], views[group])
-            if loaded is None:
-                return
-            for (outcome, length), key, view in zip(loaded, keys[group], views[group], strict=True):
-                if outcome is Outcome.HIT and length > len(view):
-                    raise self._too_small(session, key, len(view))
-            found[number] = [
-                Fetched((length or None) if outcome is Outcome.HIT else None, outcome)
-                for outcome, length in loaded
-            ]
+        def load(some: Sequence[bytes], into: Sequence[memoryview]) -> Became | None:
+            try:
+                return session.move_many(Ioctl.LOAD_MANY, self.name, some, into)
+            except OSError as refused:
+                if refused.errno not in _REFUSALS:
+                    raise
+                return None
 
-        if groups:
-            self._pool._share(load, len(groups))
+        def take(numbers: Sequence[int], loaded: Became) -> None:
             self._pool._known.add(self.name)
-        return found
+            for number, (outcome, length) in zip(numbers, loaded, strict=True):
+                if outcome is not Outcome.HIT:
+                    found[number] = Fetched(None, outcome)
+                elif 0 < length <= len(views[number]):
+                    found[number] = Fetched(length, outcome)
+                else:
+                    found[number] = LONGER
+                    longer.append(number)
+
+        move_in_groups(keys, views, load, take, self._pool._share)
+        for number in longer[:1]:
+            self._pool._say_once(self.name, self._too_small(session, keys[number], len(views[number])))
 
     def put_many(
         self, keys: Sequence[bytes], values: Sequence[bytes | Buffer], ttl: float | None = None
     ) -> list[bool]:
-        """Store values; which of them are on flash now. Up to 128 KiB they move together; where one is
-        longer, each moves by itself. Raises ValueTooLong, before any is stored, where a length is none that a
-        value may have."""
-        _same_count(keys, values)
-        views = [memoryview(value).cast("B") for value in values]
-        for view in views:
-            if not 0 < len(view) <= VALUE_BYTES_MAX:
-                raise ValueTooLong(f"a value has 1 to {VALUE_BYTES_MAX} bytes, this one {len(view)}")
+        """Store values; which of them are on flash now. Those of up to 128 KiB move together, longer ones by
+        a request each. One that is empty or too long for the volume is False. Of a key that stands twice the
+        first value is stored, and the others only where that was not."""
+        same_count(keys, values)
+        views = [bytes_of(value) for value in values]
         seconds = whole_seconds(ttl)
+        wanted = [at for at, view in enumerate(views) if 0 < len(view) <= VALUE_BYTES_MAX]
+        if len(wanted) == len(keys) == len(set(keys)):
+            return self._put_all(keys, views, seconds)
+        stored = [False] * len(keys)
+
+        def put(numbers: Sequence[int]) -> None:
+            became = self._put_all([keys[at] for at in numbers], [views[at] for at in numbers], seconds)
+            for at, is_stored in zip(numbers, became, strict=True):
+                stored[at] = is_stored
+
+        first: dict[bytes, int] = {}
+        for at in wanted:
+            first.setdefault(keys[at], at)
+        put(list(first.values()))
+        if len(wanted) < len(keys):
+            self._pool._say_once(self.name, no_length(max(map(len, views))))
+        again = [at for at in wanted if first[keys[at]] != at]
+        for at in again:
+            stored[at] = stored[first[keys[at]]]
+        put([at for at in again if not stored[at]])
+        return stored
+
+    def _put_all(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
         result: list[bool] = []
         for start in range(0, len(keys), _BATCH_MAX):
             end = start + _BATCH_MAX
-            result += self._put_batch(keys[start:end], views[start:end], seconds)
+            try:
+                result += self._put_batch(keys[start:end], views[start:end], seconds)
+            except ValueTooLong as refused:  # the only one of its batch
+                self._pool._say_once(self.name, refused)
+                result.append(False)
         return result
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
+        """Raises ValueTooLong of one value alone."""
         lender = self._pool._processes.begin_put(self.name, len(keys))
         try:
             return self._put_by(lender, keys, views, seconds)
@@ -467,7 +535,11 @@ class Volume:
         if not left:
             return stored
         if len(left) < len(keys):
-            rest = self._put_by_first([keys[at] for at in left], [views[at] for at in left], seconds)
+            try:
+                rest = self._put_by_first([keys[at] for at in left], [views[at] for at in left], seconds)
+            except ValueTooLong as refused:  # the only one that was left
+                self._pool._say_once(self.name, refused)
+                return stored
             for index, is_stored in zip(left, rest, strict=True):
                 stored[index] = is_stored
             return stored
@@ -480,13 +552,13 @@ class Volume:
         views: Sequence[memoryview],
         seconds: int,
         stored: list[bool],
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """By a process that is not the first, into `stored`; which the first is to be asked for.
 
         It is asked as well where the other one died or failed amid it: the first decides for both where a
         value goes, so it finds the value stored, or gives it another slot.
         """
-        left = list(range(len(keys)))
+        left: Sequence[int] = range(len(keys))
         if lender is self._pool._lender:
             return left
 
@@ -509,7 +581,7 @@ class Volume:
 
     def _put_by_first(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
         stored = [False] * len(keys)
-        left: list[int] = []
+        bound: list[int] = []
         with self._pool._lender.lend() as session:
             if session is None:
                 return stored
@@ -518,12 +590,13 @@ class Volume:
                 if session.dead:
                     return
                 try:
-                    session.write(ticket, views[left[ticket]])
+                    session.write(ticket, views[bound[ticket]])
                 except OSError as refused:
-                    if refused.errno not in _REFUSALS:
+                    own = _REFUSALS if len(keys) == 1 else _REFUSALS_OF_ONE
+                    if refused.errno not in own:
                         raise
                     return
-                stored[left[ticket]] = True
+                stored[bound[ticket]] = True
 
             try:
                 if len(keys) == 1 and session.write_at_once(self.name, keys[0], views[0], seconds):
@@ -531,12 +604,15 @@ class Volume:
                     return [True]
                 left = self._put_together(session, keys, views, seconds, stored)
                 if left:
-                    alone = [(keys[index], len(views[index])) for index in left]
-                    session.bind_writes(
-                        self.name, [key for key, _ in alone], [length for _, length in alone], seconds
-                    )
+                    alone, lengths = [keys[at] for at in left], [len(views[at]) for at in left]
+                    fitting = session.bind_writes_that_fit(self.name, alone, lengths, seconds)
                     self._pool._known.add(self.name)
-                    self._pool._share(write, len(left))
+                    bound = [left[number] for number in fitting]
+                    self._pool._share(write, len(bound))
+                    if len(bound) < len(left):
+                        if len(keys) == 1:
+                            raise self._too_long()
+                        self._pool._say_once(self.name, self._too_long())
             except OSError as refused:
                 self._raise_wrong_use(refused, session)
         return stored
@@ -549,40 +625,42 @@ class Volume:
         seconds: int,
         stored: list[bool],
         on_failure: Callable[[Exception], None] | None = None,
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Many short values, by a request for each `groups_of` them, into `stored`. Which of them nothing was
         done for: those are put one by one. Of no other is it known that to put it again repeats no write.
 
         `on_failure`: hears of a request that failed. The first process is asked for its values then.
         """
-        groups = groups_of(views) if session.moves_many(Ioctl.STORE_MANY) else []
-        if not groups:
-            return list(range(len(keys)))
-        left: list[list[int]] = [[] for _ in groups]
+        if not session.moves_many(Ioctl.STORE_MANY):
+            return range(len(keys))
+        untried: list[int] = []
 
-        def store(number: int) -> None:
-            group = groups[number]
-            numbers = range(len(keys))[group]
+        def store(some: Sequence[bytes], values: Sequence[memoryview]) -> Became | None:
             try:
-                became = session.move_many(Ioctl.STORE_MANY, self.name, keys[group], views[group], seconds)
+                return session.move_many(Ioctl.STORE_MANY, self.name, some, values, seconds)
             except (OSError, SessionDead) as refused:
                 if on_failure is not None:
-                    left[number] += numbers
                     on_failure(refused)
-                elif isinstance(refused, SessionDead) or refused.errno not in _REFUSALS:
+                    return None
+                if isinstance(refused, SessionDead) or refused.errno not in _REFUSALS | TOO_LONG:
                     raise
-                return
-            if became is None:
-                left[number] += numbers
-                return
-            self._pool._known.add(self.name)
-            for index, (outcome, _) in zip(numbers, became, strict=True):
-                stored[index] = outcome is Outcome.HIT
-                if outcome is Outcome.UNKNOWN:
-                    left[number].append(index)
+                # An agent of before says of one that is too long that nothing was done for any.
+                return None if refused.errno in TOO_LONG else [(Outcome.REFUSED, 0)] * len(some)
 
-        self._pool._share(store, len(groups))
-        return [index for group in left for index in group]
+        def take(numbers: Sequence[int], became: Became) -> None:
+            self._pool._known.add(self.name)
+            for number, (outcome, most) in zip(numbers, became, strict=True):
+                stored[number] = outcome is Outcome.HIT
+                if outcome is Outcome.UNKNOWN:
+                    untried.append(number)
+                elif most:
+                    self._pool._say_once(self.name, self._too_long())
+
+        left = move_in_groups(keys, views, store, take, self._pool._share)
+        return sorted([*left, *untried])
+
+    def _too_long(self) -> ValueTooLong:
+        return ValueTooLong(f"a value is longer than the slots of volume {self.name!r}")
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which keys are there, in one round trip (per 4,096 keys)."""
@@ -655,7 +733,7 @@ class Volume:
     def _ask_each(
         self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int = 0
     ) -> list[Outcome | None]:
-        _same_count(keys, keys)
+        same_count(keys, keys)
         result: list[Outcome | None] = []
         for start in range(0, len(keys), KEYS_MAX):
             result += self._ask_some(operation, keys[start : start + KEYS_MAX], ttl_seconds)
@@ -695,58 +773,9 @@ class Volume:
             raise unknown_volume(self.name, session.stats()) from None
         if refused.errno in _REFUSALS:
             return None
-        if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
-            raise ValueTooLong(f"a value is longer than the slots of volume {self.name!r}") from None
+        if refused.errno in TOO_LONG:
+            raise self._too_long() from None
         raise refused from None
-
-
-def _judged(length: int, room: int, outcome: Outcome | None) -> Fetched:
-    if length == 0:
-        return Fetched(None, None if outcome is Outcome.HIT else outcome)
-    if ONE_REQUEST_BYTES < length < room and outcome is not Outcome.HIT:
-        return Fetched(None, outcome)
-    return Fetched(length, Outcome.HIT)
-
-
-def whole_seconds(ttl: float | None) -> int:
-    """A time to live as a request has it: 0 stands for the volume's own. ValueError for what is no time."""
-    if ttl is None:
-        return 0
-    if not 0 < ttl <= (1 << 32) - 1:
-        raise ValueError(
-            f"a time to live of {ttl} s is none: above 0, up to {(1 << 32) - 1}, None for the volume's own"
-        )
-    return math.ceil(ttl)
-
-
-def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
-    """The exception, which names the volume that is nearest to what was asked for."""
-    kinds = {str(each["name"]): str(each.get("kind", "kv")) for each in stats.get("volumes", ())}
-    if name in kinds:
-        return UnknownVolume(f"volume {name!r} is of kind {kinds[name]}; blocks go into one of kind kv")
-    known = {each.casefold(): each for each, kind in kinds.items() if kind == "kv"}
-    near = difflib.get_close_matches(name.casefold(), known, 1)
-    meant = f" (did you mean {known[near[0]]}?)" if near else ""
-    return UnknownVolume(f"the pool has no volume {name!r}{meant}")
-
-
-def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:
-    if len(keys) != len(buffers):
-        raise ValueError(f"{len(keys)} keys and {len(buffers)} buffers")
-    for key in keys:
-        checked_key(key)
-
-
-def _writable(buffer: Buffer) -> memoryview:
-    view = memoryview(buffer)
-    if view.format != "B" or view.ndim != 1 or not view.c_contiguous:
-        view = view.cast("B")
-    if view.readonly:
-        raise TypeError("the buffer of a get must be writable")
-    if not len(view):
-        raise ValueError("the buffer of a get has no room")
-    # No value is longer, and the agent refuses parts that are.
-    return view if len(view) <= VALUE_BYTES_MAX else view[:VALUE_BYTES_MAX]
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -44,7 +44,8 @@ Layout of LOAD_MANY and STORE_MANY, which move many values, each to or from one 
            then the volume's name in UTF-8
   and of their answers: for each value `Outcome` and length as of a LOAD, one behind the other. Of STORE_MANY
   the outcome is HIT, or why the value was not stored; UNKNOWN: nothing was done for it, and it may be stored
-  alone. EOPNOTSUPP: values of this volume are better moved one by one now.
+  alone. The length is then 0, or what a slot of the volume holds where the value is longer (REFUSED). Each
+  value has an outcome of its own. EOPNOTSUPP: values of this volume are better moved one by one now.
 """
 
 import enum

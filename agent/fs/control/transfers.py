@@ -6,7 +6,7 @@ passes through memory of ours: a client's change meanwhile must not look like a 
 """
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -230,34 +230,43 @@ class Transfers:
         return encode_done(Outcome.HIT.value, 0)
 
     def _store_many(self, session: ControlSession, many: ManyTransfers, size: int) -> Steps[bytes]:
-        """Raises FsError, EOPNOTSUPP where values of the volume are better put each by a request of its
-        own."""
-        volume = self._volume_of(many.volume)
+        """A value that is too long for the volume is refused alone. Raises FsError, EOPNOTSUPP where values
+        of the volume are better put each by a request of its own."""
+        volume, keys = self._volume_of(many.volume), many.keys
         values = [self._piece(session, *part) for part in many.parts]
         longest = max(map(len, values))
         if longest > SHORT_BYTES or sum(map(len, values)) > TOGETHER_BYTES:
             raise FsError(errno.EINVAL, f"values of {SHORT_BYTES} bytes and {TOGETHER_BYTES} in all at most")
-        if longest > volume.settings.value_bytes:
-            raise FsError(errno.EFBIG, f"{longest} bytes; a value has {volume.settings.value_bytes} at most")
+        most = volume.settings.value_bytes
+        done = [Outcome.REFUSED.value, most] * len(values)
+        numbers: Sequence[int] = range(len(values))
+        if longest > most:
+            numbers = [number for number in numbers if len(values[number]) <= most]
+            keys, values = [keys[number] for number in numbers], [values[number] for number in numbers]
+            if not values:
+                return encode_done_many(done, size)
         # A suite whose proof is a CRC reads its text twice, and a client can change it meanwhile.
         storing_all = (
             None
             if volume.volume.codec.suite.reads_text_again
-            else volume.write_together(self._channel(), many.keys, values, many.ttl_seconds)
+            else volume.write_together(self._channel(), keys, values, many.ttl_seconds)
         )
         if storing_all is None:
             if self.borrows_slots:
                 raise FsError(errno.EREMOTE, ELSEWHERE)
             raise FsError(errno.EOPNOTSUPP, "values of this volume are put one by one now")
         if self._continuer.active:
-            self._continuer.chain(volume.in_sets, many.keys, session.trail)
+            self._continuer.chain(volume.in_sets, keys, session.trail)
         if not self.borrows_slots:  # else write_borrowed decides
             self._channel().gives_way()
         try:
             became = yield from storing_all
         except PutElsewhere:
             raise FsError(errno.EREMOTE, ELSEWHERE) from None
-        return encode_done_many([number for one in became for number in (_outcome_of(one).value, 0)], size)
+        for number, one in zip(numbers, became, strict=True):
+            done[2 * number] = _outcome_of(one).value
+            done[2 * number + 1] = 0
+        return encode_done_many(done, size)
 
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         channel, at = self._channel(), 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -166,13 +166,11 @@ def test_where_a_reader_takes_batches_alone_single_values_go_to_the_first(
     lending.nothing_is_held()
 
 
-def test_values_that_want_a_put_of_their_own_go_to_the_first(
-    pool: Pool, both: Both, lending: Lending
-) -> None:
+def test_the_second_value_of_a_key_is_not_stored(pool: Pool, both: Both, lending: Lending) -> None:
     keys = [key_of(1), key_of(2), key_of(1)]
     assert pool.volume("v").put_many(keys, [content(1), content(2), b"second"]) == [True] * 3
     assert served(lending, range(1, 3))
-    assert lending.first.tally.puts_already_there == 1
+    lending.nothing_is_held()
 
 
 def test_a_value_that_is_refused_is_not_put_again(pool: Pool, both: Both, lending: Lending) -> None:
@@ -196,6 +194,17 @@ def test_a_value_too_long_for_the_volume(both: Both) -> None:
         registered = pool.memory(1 << 18)
         with pytest.raises(ValueTooLong):
             pool.volume("v").put(key_of(2), registered)
+
+
+def test_the_only_value_that_is_left_to_the_first_is_too_long(
+    pool: Pool, lending: Lending, expects_log: Callable[..., None]
+) -> None:
+    expects_log("longer than the slots of volume 'v'")
+    values = [content(1), bytes(1 << 18), content(3)]
+    assert pool.volume("v").put_many([key_of(n) for n in (1, 2, 3)], values) == [True, False, True]
+    assert lending.first.get(key_of(1)) == content(1)
+    assert lending.first.get(key_of(3)) == content(3)
+    lending.nothing_is_held()
 
 
 def test_puts_go_to_whom_has_the_fewest(pool: Pool) -> None:

@@ -69,6 +69,7 @@ MISSES: tuple[object, ...] = (
     [False],
     [None],
     [Fetched(None, None)] * 2,
+    [Fetched(None, None), Fetched(None, Outcome.NEVER_STORED)],
     [Fetched(len(LONG), Outcome.HIT), Fetched(None, None)],
 )
 
