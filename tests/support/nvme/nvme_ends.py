@@ -142,9 +142,6 @@ class ScriptedController:
             parts = (data[:length].ljust(length, b"\0"),) if length else ()
             self._output += encode_pdu(pdu, self._receiver.digests, 4, parts)
 
-    def say_bytes(self, raw: bytes) -> None:
-        self._output.append(raw)
-
     def initialize(self, max_h2c_data: int = 1 << 20) -> None:
         """Answer the ICReq."""
         assert isinstance(self.heard.pop(0), ICReq)

@@ -95,9 +95,6 @@ class CmEnd:
     def kinds(self) -> list[str]:
         return [event.type.name for event in self.events]
 
-    def sent_names(self) -> list[str]:
-        return [type(message).__name__ for message in self.sent]
-
     def count(self, message: type) -> int:
         return sum(isinstance(sent, message) for sent in self.sent)
 

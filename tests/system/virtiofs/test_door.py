@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -327,16 +326,6 @@ def test_requests_made_while_there_is_no_device(tmp_path: Path, tree: MemoryFile
         with served(path, tree, books=GuestBooks(tmp_path / "books")):
             machine.start(patience=30)
             assert all(len(call.body()) == 104 for call in calls)
-
-
-NONSENSE = (
-    b"",
-    bytes(5),
-    bytes(4096),
-    b"GET / HTTP/1.1\r\n\r\n",
-    struct.pack("<III", 1, 1, 0x7FFF_FFFF),
-    struct.pack("<III", 5, 1, 264),
-)
 
 
 def test_who_comes_back_at_once_is_let_in(path: Path) -> None:

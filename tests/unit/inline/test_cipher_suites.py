@@ -15,12 +15,6 @@ SIZES = (16, 4016, 4096, 1 << 16, 1 << 20)
 sealing = pytest.mark.parametrize("suite", [AesGcm, AesXts, Plain], ids=lambda suite: suite.name)
 
 
-def sealed_unit(suite, plain, *, number=3, bound=b"bound", salt=bytes(SALT_BYTES), slot=5, member=0):  # type: ignore[no-untyped-def]
-    into = bytearray(len(plain))
-    cipher = suite.slot(salt, Place(nguid_of(member), slot))
-    return bytes(into), cipher.seal_unit(number, plain, memoryview(into), bound), into
-
-
 @sealing
 @pytest.mark.parametrize("size", SIZES)
 def test_round_trip_and_every_kind_of_change(suite, size: int, seed: int) -> None:  # type: ignore[no-untyped-def]
