@@ -70,7 +70,9 @@ def test_a_request_asks_once_for_its_prefix_and_prestages_what_follows_its_first
         player.play(_request(1, 2, 3))
         agent.requests.clear()
         player.play(_request(1, 2, 3))
-    operations = [request.operation for request in agent.requests if request.operation is not Operation.STATS]
+    # A full buffer may hold a part of a value: whether it is whole is asked where longer ones fit the volume.
+    asides = (Operation.STATS, Operation.OUTCOME)
+    operations = [request.operation for request in agent.requests if request.operation not in asides]
     assert operations == [Operation.EXISTS, Operation.PRESTAGE] + [Operation.GET] * 3
     assert agent.prestaged == [CONTENT.key(2), CONTENT.key(3)]
 
