@@ -29,6 +29,8 @@ CREATE = os.O_CREAT | os.O_RDWR
 RUN = InlineRunner()
 WAITS_SECONDS = 0.05
 """So long a call that must not end yet is watched."""
+FREE_SECONDS = 30.0
+"""Within which a lock is free that nobody holds but for a moment."""
 
 
 @pytest.fixture
@@ -109,13 +111,14 @@ def until_it_waits(steps: Steps[None]) -> Acquire:
 
 
 def goes_on(steps: Steps[None], waited_for: Acquire) -> None:
-    """What it waited for has ended: the seal comes to its own end."""
-    answer = waited_for.lock.acquire(blocking=False)
+    """What it waited for has ended: the seal comes to its own end. Another thread that waited for it too
+    may hold the lock for a moment."""
+    answer = waited_for.lock.acquire(timeout=FREE_SECONDS)
     with contextlib.suppress(StopIteration):
         while True:
             request = steps.send(answer)
             assert isinstance(request, Acquire)
-            answer = request.lock.acquire(blocking=False)
+            answer = request.lock.acquire(timeout=FREE_SECONDS)
 
 
 def test_a_block_becomes_current_after_those_before_it(world: World, put_off: WorkAfterReply) -> None:
