@@ -437,7 +437,7 @@ class Volume:
                 if lengths[index] == len(view) < room:
                     lengths[index] = 0
         return [
-            judged(length, outcome, is_sure=not unsure or number not in unsure)
+            judged(length, outcome, is_sure=number not in unsure)
             for number, (length, outcome) in enumerate(zip(lengths, seen, strict=True))
         ]
 

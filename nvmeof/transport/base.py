@@ -143,3 +143,9 @@ class HostQueue(Protocol):
 
     def close(self) -> None:
         """Hang up. Commands in flight end, lost. May be called twice."""
+
+
+def submit_each(queue: HostQueue, commands: Sequence[Command], more: bool) -> None:
+    """`HostQueue.submit_all` of a queue that takes commands one by one."""
+    for command in commands:
+        queue.submit(command, more=more or command is not commands[-1])

@@ -27,7 +27,7 @@ from nvmeof.errors import ConnectionLost, LocalProtocolError, QueueFull
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig
 from nvmeof.host.command import CID_COUNT, Command
 from nvmeof.linux_limits import SureThread
-from nvmeof.transport.base import Address, ControllerInfo
+from nvmeof.transport.base import Address, ControllerInfo, submit_each
 from nvmeof.wire.identify import IdentifyController
 from nvmeof.wire.properties import Capabilities
 from nvmeof.wire.sqe import IoOpcode
@@ -219,8 +219,7 @@ class LocalQueue:
             raise
 
     def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
-        for command in commands:
-            self.submit(command, more=more or command is not commands[-1])
+        submit_each(self, commands, more)
 
     def _judged(self, command: Command) -> tuple[_Job | None, int]:
         """The job of a command; None, and the status, where it is refused."""

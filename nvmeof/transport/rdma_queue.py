@@ -22,7 +22,7 @@ from nvmeof.host.rdma_queue import SPARE_RECEIVES, RdmaQueue, send_room
 from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Access
-from nvmeof.transport.base import Address, ControllerInfo
+from nvmeof.transport.base import Address, ControllerInfo, submit_each
 from nvmeof.transport.rdma_connect import RdmaLink, Waiting
 from nvmeof.transport.verbs_provider import load_verbs
 from nvmeof.wire.identify import SGLS_OFFSET
@@ -165,8 +165,7 @@ class RdmaHostQueue:
             self._die(str(error))
 
     def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
-        for command in commands:
-            self.submit(command, more=more or command is not commands[-1])
+        submit_each(self, commands, more)
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         """Data of RDMA are there when all of them are."""

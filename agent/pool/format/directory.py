@@ -309,16 +309,11 @@ class Directory:
         generation: int
         length: int
         expiry: int
-        slot: int = self._first_bytes.find(pseudonym[0])
-        if slot >= 0:
+        slot = self.find(pseudonym)
+        if slot is not None:
             named, generation, length, expiry = _NAMED.unpack_from(self.raw, slot * ENTRY_BYTES)
-            if named == pseudonym:
+            if named == pseudonym:  # else it has moved since
                 return slot, generation, length, expiry
-            found = self.find(pseudonym)
-            if found is not None:
-                named, generation, length, expiry = _NAMED.unpack_from(self.raw, found * ENTRY_BYTES)
-                if named == pseudonym:
-                    return found, generation, length, expiry
         return -1, 0, 0, 0
 
     def __iter__(self) -> Iterator[tuple[int, Entry]]:

@@ -22,7 +22,7 @@ from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo
-from nvmeof.transport.base import ControllerInfo, HostQueue
+from nvmeof.transport.base import ControllerInfo, HostQueue, submit_each
 from nvmeof.wire.sqe import IoOpcode
 
 BLOCK = 4096
@@ -137,8 +137,7 @@ class PathQueue:
         self.in_flight.append(command)
 
     def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
-        for command in commands:
-            self.submit(command, more=more or command is not commands[-1])
+        submit_each(cast("HostQueue", self), commands, more)
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         path, clock = self.path, self.path.flash.clock
