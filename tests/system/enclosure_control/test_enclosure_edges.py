@@ -299,10 +299,11 @@ def test_silent_clients_do_not_keep_others_out(
     monkeypatch.setattr(rpc_server, "SILENT_S", 0.0)
     clients = [socket.socket(socket.AF_UNIX) for _ in range(rpc_server.CLIENTS_MAX)]
     try:
-        for client in clients:
+        for number, client in enumerate(clients, 1):
             client.settimeout(20)
             client.connect(str(server.path))
-        wait_until(lambda: len(server._heard) == len(clients), 10, "all are taken")
+            # Each has a thread of its own: without a wait a later one might be heard first.
+            wait_until(lambda taken=number: len(server._heard) == taken, 10, "each is taken in turn")
         assert target.client.call("nvmf_get_transports") == []
         assert clients[0].recv(1) == b"", "the one that was silent longest"
     finally:
