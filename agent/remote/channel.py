@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, TypeVar
 
 from agent.host_os.payload_memory import payload_memory
+from agent.host_os.workers_on_duty import LONG_BYTES, STUCK_SECONDS, WorkerOnDuty
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.sealed_slot import HEADER_BYTES
@@ -82,6 +83,9 @@ class WorkerChannel:
         self._comes_again = self._gave_way = False
         """The same: a door may ask for them once more; it is to do so."""
         self._may_park = False
+        self.duty: WorkerOnDuty | None = None
+        """Of the door that this worker serves."""
+        self._is_long = False
 
     def share_waits(self, of_door: LongWaits, *, may_park: bool = False) -> None:
         """Be one of a door's workers, of which only so many wait long at a time. `may_park`: the door puts
@@ -197,6 +201,7 @@ class WorkerChannel:
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
     ) -> PendingRequest:
         size = sum(map(len, parts))
+        self._is_long = self._is_long or size >= LONG_BYTES
         sessions = self._fabric.unflushed.sessions
         pending = self._write_by_the_one_way(namespace, offset, size, parts, more)
         if pending is None:
@@ -545,7 +550,7 @@ class WorkerChannel:
         finally:
             if self._waits is not None:
                 self._waits.end()
-            self._is_patient = self._is_changing = self._comes_again = self._gave_way = False
+            self._is_patient = self._is_changing = self._comes_again = self._gave_way = self._is_long = False
             self._in_use.release()
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:
@@ -656,11 +661,17 @@ class WorkerChannel:
         began = time.monotonic()
         before = pending.base
         lost = failed = False
+        duty = self.duty
         for command in pending.commands:
             if not command.done:
                 enough = None if at_least is None else at_least - before
                 if enough is not None and command.received >= enough:
                     return True
+                if duty is not None and duty.others_rest():
+                    duty.waits(is_long=self._is_long)
+                    soon = min(until, began + STUCK_SECONDS)
+                    if not queue.wait(command, soon, enough) and soon < until:
+                        duty.is_stuck()
                 while not queue.wait(command, until, enough):
                     later = until if outstanding is None else outstanding.wait_until(deadline)
                     if later <= until:
@@ -671,8 +682,10 @@ class WorkerChannel:
             before += command.in_bytes
             if at_least is not None and before >= at_least:
                 break
+        now = time.monotonic()
+        if duty is not None:
+            duty.waited(now - began)
         if outstanding is not None:
-            now = time.monotonic()
             outstanding.answered(now, failed=failed, lost=lost, waited=now - began)
         return True
 

@@ -31,6 +31,7 @@ from agent.fs.fuse.abi import PAGE_BYTES
 from agent.fs.fuse.requests import WRITE_HEAD_BYTES
 from agent.fs.fuse.session import AGAIN, FuseSession, Reply
 from agent.host_os.payload_memory import payload_memory
+from agent.host_os.workers_on_duty import Duties, WorkerOnDuty
 from agent.pool.steps import Runner
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class DevFuseDoor:
         options: MountOptions | None = None,
         after_reply: AfterReply | None = None,
         parked: ParkedRequests | None = None,
+        duties: Duties | None = None,
     ) -> None:
         """`parked`: where the runners' steps may give way (`WorkerChannel.share_waits`)."""
         if not 1 <= worker_count <= WORKERS_MAX:
@@ -76,6 +78,7 @@ class DevFuseDoor:
         self._make_runner = make_runner
         self._after_reply = after_reply or AfterReply(0)
         self._parked = ParkedRequests(lambda: False, 0) if parked is None else parked
+        self._duties = Duties(worker_count) if duties is None else duties
         self._stopping = False
         self._mounted = False
         self._workers: list[threading.Thread] = []
@@ -143,6 +146,7 @@ class DevFuseDoor:
         try:
             mounting.unmount(self.mountpoint, lazy=True)
             self._stopping = True
+            self._duties.close()
             deadline = time.monotonic() + STOP_SECONDS
             while self._serving() and time.monotonic() < deadline:
                 waker = threading.Thread(target=_knock, args=(root,), name="fuse-knock", daemon=True)
@@ -164,7 +168,7 @@ class DevFuseDoor:
         try:
             runner = self._make_runner(index)
             buffers = WorkerBuffers(self.session.transfer_bytes)
-            self._loop(descriptor, buffers, runner, after)
+            self._loop(descriptor, buffers, runner, after, self._duties.workers[index])
         except BaseException as failure:
             # Not of a request: those stay within the session. Without this worker the others go on, and
             # when the last is gone the kernel answers ENOTCONN for us.
@@ -172,25 +176,37 @@ class DevFuseDoor:
             log.exception("worker %d of %s ended", index, self.mountpoint)
         finally:
             after.leave()
+            self._duties.workers[index].leave()
             os.close(descriptor)
             self._parked.leave(self._worker_count)
 
-    def _loop(self, descriptor: int, buffers: WorkerBuffers, runner: Runner, after: WorkAfterReply) -> None:
+    def _loop(
+        self,
+        descriptor: int,
+        buffers: WorkerBuffers,
+        runner: Runner,
+        after: WorkAfterReply,
+        duty: WorkerOnDuty,
+    ) -> None:
         # Looked up once: this loop is the price of every request.
         answer, readv, writev = self.session.answer, os.readv, os.writev
         request, data, room = buffers.request, buffers.data, buffers.room
         read_into, parked, kernel = [request], self._parked, select.poll()
         kernel.register(descriptor, select.POLLIN)
-        while not self._stopping:
+        duty.requests_wait = lambda: bool(kernel.poll(0))
+        while duty.ready() and not self._stopping:
             try:
                 received = readv(descriptor, read_into)
             except OSError as error:
                 if error.errno in GONE:
+                    self._duties.close()
                     return
                 # ENOENT: the request was interrupted before we had it. EINTR and EAGAIN: nothing happened.
                 if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
+                    duty.began()
                     continue
                 raise
+            duty.began()
             after.is_free = False
             reply = answer(request, received, data, room, runner)
             if reply is AGAIN:
@@ -202,6 +218,7 @@ class DevFuseDoor:
                 except OSError as error:
                     self._reply_failed(descriptor, request, reply, error, runner)
             if after.due:
+                duty.is_stuck()
                 self._do_after_reply(after, runner)
             if len(parked):
                 self._serve_parked(kernel, data, room, runner)
