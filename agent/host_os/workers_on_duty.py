@@ -4,18 +4,19 @@ Threads of one interpreter hand its lock to each other with every call that lets
 requests to sleeping threads in turn, so each finds its caches cold. Two workers that move little at a time
 serve less than one. So a worker that has nobody to help rests, and the others read on.
 
-A worker is called from its rest where one more pays, or must come:
+A resting worker reads again where that pays, or must be:
 
-* Where nobody reads and a request waits, a worker with a long payload calls before it waits: ciphers and
-  the kernel's copies work without the interpreter's lock.
-* So does one with a short payload whose requests wait longer than they work: while it waits, another works.
-* A worker that has waited for `STUCK_SECONDS` calls, whatever it moves, and one that is busy after its reply.
-* What calls nobody is found by the worker that rested last: it looks every `LOOK_SECONDS`.
+* A request that moves much is mostly ciphers and copies, which need no interpreter. So its worker lets
+  another read while it waits, and reads on itself, as long as more requests wait.
+* Requests that move little are worth as many workers as keep the interpreter busy (`Worth`).
+* A worker that waits for a lock, or for `STUCK_SECONDS` for anything, is stuck: another reads in its place.
+* A worker that blocks elsewhere calls nobody. The one that rested last looks every `LOOK_SECONDS`.
 
     duty.ready()          before each read of a request; it may rest here
     duty.began()          a request was read
-    duty.waits(is_long)   before each wait for an enclosure; `waited(seconds)` after it
-    duty.is_stuck()       it will be long
+    duty.moves(n, m)      it moves so many bytes by so many commands, all under way together
+    duty.waits()          before each wait for an enclosure, where `others_rest()`
+    duty.is_stuck()       it may take long
     duty.leave()          the worker ends
 """
 
@@ -27,15 +28,46 @@ from typing import Final
 STUCK_SECONDS: Final = 0.001
 LOOK_SECONDS: Final = 0.1
 LONG_BYTES: Final = 256 << 10
-"""Of one command: from here on most of the work is the cipher's and the kernel's."""
-_SHARE: Final = 1 / 16
-"""What one request changes of a mean."""
-_FORGOTTEN: Final = 0.98
-"""While several are at short requests each wait is longer than by itself, and says nothing. What was known
-fades with each such request, until one is alone and measures again."""
+"""From here on most of a request is the cipher's work and the kernel's."""
+LONG_EACH: Final = 32 << 10
+"""The same of each command, where it has many: each takes the interpreter for itself, too."""
+
+_SAMPLED: Final = 8
+"""One request of so many is timed: a thread's processor time takes 0.4 us to ask for."""
+_SAMPLES: Final = 32
+"""So many are looked at together."""
+_BUSY: Final = 0.8
+"""Of the interpreter's time: one more worker than leads to this would wait for its lock."""
 
 
-class Duties:
+class Worth:
+    """How many workers small requests are worth. A worker with a request has the interpreter for as much of
+    the time as it has a processor. As many such parts as fit into the whole is the answer, and it is found
+    by one worker more or less at a time: with each, the requests take longer."""
+
+    def __init__(self, most: int) -> None:
+        self._most: Final = most
+        self.workers = 1
+        self._samples = self._more_wait = 0
+        self._processor = self._took = 0.0
+
+    def add(self, processor: float, took: float, *, more_wait: bool) -> None:
+        """A request: seconds of processor and in all, and whether others waited to be read meanwhile."""
+        self._samples += 1
+        self._processor += processor
+        self._took += took
+        self._more_wait += more_wait
+        if self._samples < _SAMPLES:
+            return
+        if self.workers * self._processor > self._took:
+            self.workers = max(1, self.workers - 1)
+        elif self._more_wait * 2 > _SAMPLES and (self.workers + 1) * self._processor < _BUSY * self._took:
+            self.workers = min(self._most, self.workers + 1)
+        self._samples = self._more_wait = 0
+        self._processor = self._took = 0.0
+
+
+class Roster:
     """Of the workers of one door. Safe from any thread."""
 
     def __init__(self, workers: int) -> None:
@@ -45,16 +77,11 @@ class Duties:
         """The one that rested last is called first: its caches are the warmest."""
         self.reading = 0
         """Workers that wait for a request, or are about to."""
-        self.short = 0
-        """Workers at a short request that are not stuck."""
+        self.small = 0
+        """Workers at a request that moves little and is not stuck."""
+        self.worth: Final = Worth(workers)
         self.began = 0
-        self.waits_for_work = 0.0
-        """How many times as long as it works a short request waits, as far as is known."""
         self.is_closed = False
-
-    def most_short(self) -> int:
-        """How many workers short requests are worth: one works while the others wait."""
-        return 1 + int(self.waits_for_work)
 
     def call(self) -> None:
         """With the lock held: let one of the resting read, where nobody does."""
@@ -63,6 +90,12 @@ class Duties:
             worker = self.resting.pop()
             worker.is_reading = True
             worker.called.release()
+
+    def all_are_stuck(self) -> None:
+        """With the lock held: whoever is at a request has been for long, and counts no more."""
+        for worker in self.workers:
+            worker.is_small = False
+        self.small = 0
 
     def close(self) -> None:
         """The door ends: nobody rests any more."""
@@ -75,110 +108,125 @@ class Duties:
 
 
 class WorkerOnDuty:
-    """For its worker's thread alone."""
+    """One worker's part, for its thread alone."""
 
-    def __init__(self, all_of_them: Duties) -> None:
-        self._all: Final = all_of_them
-        self.called: Final = threading.Semaphore(0)
+    def __init__(self, roster: Roster) -> None:
+        self._all: Final = roster
+        self.called: Final = threading.Lock()
+        """Held until somebody calls."""
+        self.called.acquire()
         self.is_reading = False
-        self._is_short = False
-        self._was_alone = False
-        self._since = 0.0
-        self._waited = 0.0
+        self.is_small = False
+        """The request at hand counts among the small ones. The lock guards it."""
+        self._is_long = False
+        """It moves much."""
+        self._until_sample = 0
+        self._is_sampled = self._more_wait = False
+        self._since = self._processor = 0.0
         self.requests_wait: Callable[[], bool] = lambda: True
         """Whether a request waits to be read, as it looks just now."""
 
     def ready(self) -> bool:
         """Before a request is read: rest until that is wanted. False: the door ends."""
-        duties = self._all
-        if self._is_short:
-            self._measure(duties)
-        with duties.lock:
-            if self._is_short:
-                self._is_short = False
-                duties.short -= 1
-            if duties.is_closed:
+        roster = self._all
+        if self._is_sampled:
+            self._end_sample(roster)
+        more_wait = self._is_long and roster.reading > 0 and self.requests_wait()
+        with roster.lock:
+            if self.is_small:
+                self.is_small = False
+                roster.small -= 1
+            if roster.is_closed:
                 return False
-            if not duties.reading and duties.short < duties.most_short():
-                duties.reading += 1
+            may_read = self._is_long or roster.small < roster.worth.workers
+            if more_wait or (may_read and not roster.reading):
+                roster.reading += 1
                 self.is_reading = True
                 return True
-            duties.resting.append(self)
-        return self._rest(duties)
+            roster.resting.append(self)
+        return self._rest(roster)
 
-    def _rest(self, duties: Duties) -> bool:
-        seen = duties.began
+    def _rest(self, roster: Roster) -> bool:
+        seen = roster.began
         while not self.called.acquire(timeout=LOOK_SECONDS):
-            with duties.lock:
-                if self not in duties.resting:
-                    continue  # called just now
-                is_last = duties.resting[-1] is self
-                if is_last and not duties.reading and duties.began == seen:
-                    duties.resting.pop()
-                    duties.reading += 1
+            with roster.lock:
+                is_last = bool(roster.resting) and roster.resting[-1] is self
+                if is_last and not roster.reading and roster.began == seen:
+                    roster.all_are_stuck()
+                    roster.resting.pop()
+                    roster.reading += 1
                     self.is_reading = True
                     return True
-                seen = duties.began
-        return not duties.is_closed
+                seen = roster.began
+        return not roster.is_closed
 
-    def began(self) -> None:
-        """A request was read. It counts as short until it waits for something long."""
-        duties = self._all
-        with duties.lock:
-            duties.reading -= 1
-            duties.short += 1
-            duties.began += 1
-            self._was_alone = duties.short == 1
+    def began(self, *, is_long: bool) -> None:
+        """A request was read. It counts as small until it turns out to move much, or is stuck."""
+        roster = self._all
+        with roster.lock:
+            roster.reading -= 1
+            roster.began += 1
+            if not is_long:
+                roster.small += 1
+                self.is_small = True
         self.is_reading = False
-        self._is_short = True
-        self._since = time.monotonic()
-        self._waited = 0.0
+        self._is_long = is_long
+        self._until_sample -= 1
+        if self._until_sample < 0 and not is_long:
+            self._until_sample = _SAMPLED - 1
+            self._is_sampled, self._more_wait = True, False
+            self._since, self._processor = time.monotonic(), time.thread_time()
+
+    def _end_sample(self, roster: Roster) -> None:
+        self._is_sampled = False
+        processor, took = time.thread_time() - self._processor, time.monotonic() - self._since
+        with roster.lock:
+            roster.worth.add(processor, took, more_wait=self._more_wait)
+
+    def moves(self, size: int, commands: int) -> None:
+        """The request has sent commands that move `size` bytes together."""
+        if size >= LONG_BYTES and size >= LONG_EACH * commands and not self._is_long:
+            self._is_long = True
+            self._is_small_no_more()
+
+    def _is_small_no_more(self) -> None:
+        self._is_sampled = False
+        with self._all.lock:
+            if self.is_small:
+                self.is_small = False
+                self._all.small -= 1
 
     def others_rest(self) -> bool:
         """Whether nobody reads, and one could."""
         return bool(self._all.resting) and not self._all.reading
 
-    def waits(self, *, is_long: bool) -> None:
-        """Before a wait while others rest."""
-        duties = self._all
-        pays = is_long or duties.short < duties.most_short()
-        if not (pays and self.requests_wait()):
-            return
-        with duties.lock:
-            if is_long and self._is_short:
-                self._is_short = False
-                duties.short -= 1
-            duties.call()
-
-    def waited(self, seconds: float) -> None:
-        self._waited += seconds
+    def waits(self) -> None:
+        """Before a wait for an enclosure, while others rest."""
+        roster = self._all
+        pays = self._is_long or roster.small < roster.worth.workers
+        if (pays or self._is_sampled) and self.requests_wait():
+            self._more_wait = True
+            if pays:
+                with roster.lock:
+                    roster.call()
 
     def is_stuck(self) -> None:
         """It may take long until this worker reads again."""
-        duties = self._all
-        with duties.lock:
-            if self._is_short:
-                self._is_short = False
-                duties.short -= 1
-            duties.call()
+        self._is_small_no_more()
+        with self._all.lock:
+            self._all.call()
 
     def leave(self) -> None:
         """The worker ends."""
-        duties = self._all
-        with duties.lock:
-            if self._is_short:
-                self._is_short = False
-                duties.short -= 1
+        roster = self._all
+        self._is_small_no_more()
+        with roster.lock:
             if self.is_reading:
                 self.is_reading = False
-                duties.reading -= 1
-            duties.call()
+                roster.reading -= 1
+            roster.call()
 
-    def _measure(self, duties: Duties) -> None:
-        known = duties.waits_for_work
-        if not (self._was_alone and duties.short == 1):
-            duties.waits_for_work = known * _FORGOTTEN
-            return
-        worked = time.monotonic() - self._since - self._waited
-        if worked > 0:
-            duties.waits_for_work = known + (min(self._waited / worked, 64.0) - known) * _SHARE
+
+def reads_always() -> WorkerOnDuty:
+    """The duty of a worker whose waits nobody knows: it never rests, whatever others do."""
+    return Roster(1).workers[0]

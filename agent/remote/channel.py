@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, TypeVar
 
 from agent.host_os.payload_memory import payload_memory
-from agent.host_os.workers_on_duty import LONG_BYTES, STUCK_SECONDS, WorkerOnDuty
+from agent.host_os.workers_on_duty import STUCK_SECONDS, WorkerOnDuty
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.sealed_slot import HEADER_BYTES
@@ -85,7 +85,6 @@ class WorkerChannel:
         self._may_park = False
         self.duty: WorkerOnDuty | None = None
         """Of the door that this worker serves."""
-        self._is_long = False
 
     def share_waits(self, of_door: LongWaits, *, may_park: bool = False) -> None:
         """Be one of a door's workers, of which only so many wait long at a time. `may_park`: the door puts
@@ -155,6 +154,8 @@ class WorkerChannel:
         for number, pending in enumerate(pendings):
             if pending.queue is not None:
                 size += len(reads[number][2])
+        if self.duty is not None:
+            self.duty.moves(size, len(reads))
         tally = self.tallies[""]
         tally.flash_bytes_read += size
         if self._fabric.is_local(namespace):
@@ -201,7 +202,8 @@ class WorkerChannel:
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
     ) -> PendingRequest:
         size = sum(map(len, parts))
-        self._is_long = self._is_long or size >= LONG_BYTES
+        if self.duty is not None:
+            self.duty.moves(size, 1)
         sessions = self._fabric.unflushed.sessions
         pending = self._write_by_the_one_way(namespace, offset, size, parts, more)
         if pending is None:
@@ -537,8 +539,7 @@ class WorkerChannel:
                 if waits is not None and waits.is_on:
                     answer = self._wait_giving_way(waits, wanted)
                 elif isinstance(wanted, Acquire):
-                    timeout = max(0.0, wanted.deadline - time.monotonic())
-                    answer = wanted.lock.acquire(timeout=timeout)
+                    answer = self._acquire(wanted, wanted.deadline)
                 else:
                     pending = wanted.pending
                     assert isinstance(pending, PendingRequest)
@@ -550,8 +551,16 @@ class WorkerChannel:
         finally:
             if self._waits is not None:
                 self._waits.end()
-            self._is_patient = self._is_changing = self._comes_again = self._gave_way = self._is_long = False
+            self._is_patient = self._is_changing = self._comes_again = self._gave_way = False
             self._in_use.release()
+
+    def _acquire(self, wanted: Acquire, deadline: float) -> bool:
+        duty = self.duty
+        if duty is not None and duty.others_rest():
+            if wanted.lock.acquire(blocking=False):
+                return True
+            duty.is_stuck()
+        return wanted.lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def _wait_giving_way(self, waits: WorkersWait, wanted: Wait | Acquire) -> bool:
         """Wait to the deadline, or as long as long_waits.py lets this worker."""
@@ -563,14 +572,14 @@ class WorkerChannel:
             if pending.outstanding is not None:
                 health, asked = pending.outstanding.health, pending.outstanding.since
         elif not wanted.gives_way:
-            came = wanted.lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            came = self._acquire(wanted, deadline)
             waits.got_on(time.monotonic())
             return came
         while True:
             now = time.monotonic()
             until = waits.until(health, asked, deadline, now)
             if isinstance(wanted, Acquire):
-                came = wanted.lock.acquire(timeout=max(0.0, until - now))
+                came = self._acquire(wanted, until)
             else:
                 assert pending is not None
                 whole = deadline if wanted.whole is None and until < deadline else wanted.whole
@@ -668,7 +677,7 @@ class WorkerChannel:
                 if enough is not None and command.received >= enough:
                     return True
                 if duty is not None and duty.others_rest():
-                    duty.waits(is_long=self._is_long)
+                    duty.waits()
                     soon = min(until, began + STUCK_SECONDS)
                     if not queue.wait(command, soon, enough) and soon < until:
                         duty.is_stuck()
@@ -682,10 +691,8 @@ class WorkerChannel:
             before += command.in_bytes
             if at_least is not None and before >= at_least:
                 break
-        now = time.monotonic()
-        if duty is not None:
-            duty.waited(now - began)
         if outstanding is not None:
+            now = time.monotonic()
             outstanding.answered(now, failed=failed, lost=lost, waited=now - began)
         return True
 

@@ -39,7 +39,7 @@ from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.fs.shared.volume import SharedVolume
 from agent.host_os.per_user_bounds import Bounds
-from agent.host_os.workers_on_duty import Duties
+from agent.host_os.workers_on_duty import Roster
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
@@ -114,17 +114,17 @@ def make_doors(
         parked = ParkedRequests(waits.has_room) if settings.door == "fuse" else None
         if parked is not None:
             parked.watch(shown.bounds)
-        duties = Duties(settings.workers)
+        roster = Roster(settings.workers)
         doors[MOUNT_DOOR] = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
             tree,
             settings.mount,
             settings.workers,
-            _workers_of_door(waits, queues.workers, take_channel, may_park=parked is not None, duties=duties),
+            _workers_of_door(waits, queues.workers, take_channel, may_park=parked is not None, roster=roster),
             MountOptions(allow_other=settings.allow_other or None),
             shown.after_reply,
             parked,
-            duties,
+            roster,
         )
     for_guests = dataclasses.replace(shown, registered=None, readers=0)
     guests = {
@@ -240,15 +240,15 @@ def _workers_of_door(
     take_channel: Callable[[int], WorkerChannel],
     *,
     may_park: bool = False,
-    duties: Duties | None = None,
+    roster: Roster | None = None,
 ) -> Callable[[int], WorkerChannel]:
     """Makes the channel of each worker of one door, by its number. `ids`: their I/O queue ids."""
 
     def taken(number: int) -> WorkerChannel:
         channel = take_channel(ids[number])
         channel.share_waits(waits, may_park=may_park)
-        if duties is not None:
-            channel.duty = duties.workers[number]
+        if roster is not None:
+            channel.duty = roster.workers[number]
         return channel
 
     return taken

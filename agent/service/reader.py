@@ -34,6 +34,7 @@ from agent.fs.interface import EPOCH_BITS, RootFileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.host_os.cpu_idle import keep_awake
 from agent.host_os.per_user_bounds import Bounds
+from agent.host_os.workers_on_duty import Roster
 from agent.inline.secrets import RootKey, root_key_in
 from agent.pool.access import ServedVolume, serve
 from agent.pool.counters import total
@@ -155,8 +156,9 @@ class Reader:
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)
         self._session = FuseSession(self._tree(order.number, own, registered))
+        self._roster = Roster(workers)
         self._channel_of = with_short_waits(
-            lambda number: self._channels.take(1 + number), settings.timing.read_deadline
+            lambda number: self._channels.take(1 + number), settings.timing.read_deadline, self._roster
         )
         self._door: DevFuseDoor | None = None
         self._stopping = threading.Event()
@@ -165,7 +167,7 @@ class Reader:
         """Serve on clones of the mount's descriptor, and report. Raises MountError."""
         descriptors = [mounting.own_clone(fuse) for _ in range(self._workers)]
         os.close(fuse)
-        door = DevFuseDoor(self._session, self._folder, self._workers, self._channel_of)
+        door = DevFuseDoor(self._session, self._folder, self._workers, self._channel_of, roster=self._roster)
         self._session.resume(self._agreed)
         door.serve(descriptors)
         self._door = door

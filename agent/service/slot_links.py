@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from agent.host_os.workers_on_duty import Roster
 from agent.pool.errors import PutElsewhere
 from agent.pool.write.borrowed_slots import SlotLink
 from agent.pool.write.slot_messages import MESSAGE_BYTES_MAX
@@ -119,14 +120,17 @@ def limit_waits(link: socket.socket, seconds: float) -> None:
 
 
 def with_short_waits(
-    take: Callable[[int], WorkerChannel], read_deadline: float
+    take: Callable[[int], WorkerChannel], read_deadline: float, roster: Roster | None = None
 ) -> Callable[[int], WorkerChannel]:
-    """`take`, for threads at both ends of links: for a call that is not patient they wait shortly."""
+    """`take`, for threads at both ends of links: for a call that is not patient they wait shortly. `roster`:
+    of the door whose workers they are."""
     waits = LongWaits(0, max(read_deadline, SHORT_WAIT_SECONDS))
 
     def taken(number: int) -> WorkerChannel:
         channel = take(number)
         channel.share_waits(waits)
+        if roster is not None:
+            channel.duty = roster.workers[number]
         return channel
 
     return taken

@@ -31,7 +31,7 @@ from agent.fs.fuse.abi import PAGE_BYTES
 from agent.fs.fuse.requests import WRITE_HEAD_BYTES
 from agent.fs.fuse.session import AGAIN, FuseSession, Reply
 from agent.host_os.payload_memory import payload_memory
-from agent.host_os.workers_on_duty import Duties, WorkerOnDuty
+from agent.host_os.workers_on_duty import LONG_BYTES, Roster, WorkerOnDuty, reads_always
 from agent.pool.steps import Runner
 
 log = logging.getLogger(__name__)
@@ -66,9 +66,10 @@ class DevFuseDoor:
         options: MountOptions | None = None,
         after_reply: AfterReply | None = None,
         parked: ParkedRequests | None = None,
-        duties: Duties | None = None,
+        roster: Roster | None = None,
     ) -> None:
-        """`parked`: where the runners' steps may give way (`WorkerChannel.share_waits`)."""
+        """`parked`: where the runners' steps may give way (`WorkerChannel.share_waits`). `roster`: of workers
+        whose runners know when they wait; without it every worker reads whenever it is free."""
         if not 1 <= worker_count <= WORKERS_MAX:
             raise ValueError(f"worker_count must be 1 to {WORKERS_MAX}")
         self.session = session
@@ -78,7 +79,7 @@ class DevFuseDoor:
         self._make_runner = make_runner
         self._after_reply = after_reply or AfterReply(0)
         self._parked = ParkedRequests(lambda: False, 0) if parked is None else parked
-        self._duties = Duties(worker_count) if duties is None else duties
+        self._roster = roster
         self._stopping = False
         self._mounted = False
         self._workers: list[threading.Thread] = []
@@ -146,7 +147,7 @@ class DevFuseDoor:
         try:
             mounting.unmount(self.mountpoint, lazy=True)
             self._stopping = True
-            self._duties.close()
+            self._end_rest()
             deadline = time.monotonic() + STOP_SECONDS
             while self._serving() and time.monotonic() < deadline:
                 waker = threading.Thread(target=_knock, args=(root,), name="fuse-knock", daemon=True)
@@ -165,10 +166,11 @@ class DevFuseDoor:
 
     def _work(self, index: int, descriptor: int) -> None:
         after = self._after_reply.join()
+        duty = reads_always() if self._roster is None else self._roster.workers[index]
         try:
             runner = self._make_runner(index)
             buffers = WorkerBuffers(self.session.transfer_bytes)
-            self._loop(descriptor, buffers, runner, after, self._duties.workers[index])
+            self._loop(descriptor, buffers, runner, after, duty)
         except BaseException as failure:
             # Not of a request: those stay within the session. Without this worker the others go on, and
             # when the last is gone the kernel answers ENOTCONN for us.
@@ -176,9 +178,13 @@ class DevFuseDoor:
             log.exception("worker %d of %s ended", index, self.mountpoint)
         finally:
             after.leave()
-            self._duties.workers[index].leave()
+            duty.leave()
             os.close(descriptor)
             self._parked.leave(self._worker_count)
+
+    def _end_rest(self) -> None:
+        if self._roster is not None:
+            self._roster.close()
 
     def _loop(
         self,
@@ -199,14 +205,14 @@ class DevFuseDoor:
                 received = readv(descriptor, read_into)
             except OSError as error:
                 if error.errno in GONE:
-                    self._duties.close()
+                    self._end_rest()
                     return
                 # ENOENT: the request was interrupted before we had it. EINTR and EAGAIN: nothing happened.
                 if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
-                    duty.began()
+                    duty.began(is_long=False)
                     continue
                 raise
-            duty.began()
+            duty.began(is_long=received >= LONG_BYTES)
             after.is_free = False
             reply = answer(request, received, data, room, runner)
             if reply is AGAIN:

@@ -8,7 +8,7 @@ from agent.fs.doors.door import Door, MakeRunner
 from agent.fs.doors.mounting import MountOptions
 from agent.fs.doors.parked_requests import ParkedRequests
 from agent.fs.interface import Tree
-from agent.host_os.workers_on_duty import Duties
+from agent.host_os.workers_on_duty import Roster
 
 DoorKind: TypeAlias = Literal["dev_fuse", "pyfuse3"]
 
@@ -22,7 +22,7 @@ def make_door(
     options: MountOptions | None = None,
     after_reply: AfterReply | None = None,
     parked: ParkedRequests | None = None,
-    duties: Duties | None = None,
+    roster: Roster | None = None,
 ) -> Door:
     """`after_reply`: where a face puts work off; `parked`: where steps may give way. The door by pyfuse3
     answers when all is done, and has its workers wait."""
@@ -35,4 +35,4 @@ def make_door(
     from agent.fs.fuse.session import FuseSession
 
     session = FuseSession(tree)
-    return DevFuseDoor(session, mountpoint, worker_count, make_runner, options, after_reply, parked, duties)
+    return DevFuseDoor(session, mountpoint, worker_count, make_runner, options, after_reply, parked, roster)

@@ -12,6 +12,7 @@ from typing import Any
 from agent.fs.doors.door import Door
 from agent.fs.doors.make_door import DoorKind, make_door
 from agent.fs.doors.mounting import is_mounted
+from agent.host_os.workers_on_duty import Roster
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 from tests.support.pool.inline_runner import inline_runner
 
@@ -24,7 +25,8 @@ def mounted(
 ) -> Iterator[Door]:
     with contextlib.suppress(FileExistsError):
         mountpoint.mkdir()
-    door = make_door(kind, filesystem or MemoryFileSystem(), mountpoint, workers, inline_runner)
+    roster = Roster(workers)  # no runner tells when it waits, so who rests has to find out by itself
+    door = make_door(kind, filesystem or MemoryFileSystem(), mountpoint, workers, inline_runner, roster=roster)
     door.start()
     try:
         yield door
