@@ -92,7 +92,7 @@ class Roster:
             worker.called.release()
 
     def all_are_stuck(self) -> None:
-        """With the lock held: whoever is at a request has been for long, and counts no more."""
+        """With the lock held: all who are at a request have been for long, and count no more."""
         for worker in self.workers:
             worker.is_small = False
         self.small = 0

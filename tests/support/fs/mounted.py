@@ -25,8 +25,10 @@ def mounted(
 ) -> Iterator[Door]:
     with contextlib.suppress(FileExistsError):
         mountpoint.mkdir()
-    roster = Roster(workers)  # no runner tells when it waits, so who rests has to find out by itself
-    door = make_door(kind, filesystem or MemoryFileSystem(), mountpoint, workers, inline_runner, roster=roster)
+    tree = filesystem or MemoryFileSystem()
+    # No runner tells when it waits, so who rests has to find out.
+    roster = Roster(workers)
+    door = make_door(kind, tree, mountpoint, workers, inline_runner, roster=roster)
     door.start()
     try:
         yield door
