@@ -14,7 +14,7 @@ A resting worker reads again where that pays, or must be:
 
     duty.ready()          before each read of a request; it may rest here
     duty.began()          a request was read
-    duty.moves(n, m)      it moves so many bytes by so many commands, all under way together
+    duty.moves(n, m)      it has sent m more commands, which move n bytes
     duty.waits()          before each wait for an enclosure, where `others_rest()`
     duty.is_stuck()       it may take long
     duty.leave()          the worker ends
@@ -29,8 +29,8 @@ STUCK_SECONDS: Final = 0.001
 LOOK_SECONDS: Final = 0.1
 LONG_BYTES: Final = 256 << 10
 """From here on most of a request is the cipher's work and the kernel's."""
-LONG_EACH: Final = 32 << 10
-"""The same of each command, where it has many: each takes the interpreter for itself, too."""
+LONG_EACH: Final = 48 << 10
+"""The same of its commands on average, where it has many: each takes the interpreter for itself, too."""
 
 _IN_VAIN: Final = 8
 """Clients that have just been answered take a moment to ask again: a worker rests after so many of them."""
@@ -122,6 +122,8 @@ class WorkerOnDuty:
         """The request at hand counts among the small ones. The lock guards it."""
         self._is_long = False
         """It moves much."""
+        self._moved = self._commands = 0
+        """Bytes and commands of the request so far."""
         self._in_vain = 0
         """So many ended, one after the other, with no request waiting."""
         self._until_sample = 0
@@ -180,6 +182,7 @@ class WorkerOnDuty:
                 self.is_small = True
         self.is_reading = False
         self._is_long = is_long
+        self._moved = self._commands = 0
         self._until_sample -= 1
         if self._until_sample < 0 and not is_long:
             self._until_sample = _SAMPLED - 1
@@ -193,8 +196,10 @@ class WorkerOnDuty:
             roster.worth.add(processor, took, more_wait=self._more_wait)
 
     def moves(self, size: int, commands: int) -> None:
-        """The request has sent commands that move `size` bytes together."""
-        if size >= LONG_BYTES and size >= LONG_EACH * commands and not self._is_long:
+        """The request has sent so many more commands, which move `size` bytes together."""
+        self._moved += size
+        self._commands += commands
+        if self._moved >= LONG_BYTES and self._moved >= LONG_EACH * self._commands and not self._is_long:
             self._is_long = True
             self._is_small_no_more()
 

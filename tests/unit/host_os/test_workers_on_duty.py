@@ -87,9 +87,14 @@ def test_many_short_commands_do_not_move_much(roster: Roster) -> None:
     first.moves(LONG_BYTES, LONG_BYTES // LONG_EACH + 1)
     first.waits()
     assert second in roster.resting
-    first.moves(LONG_BYTES, LONG_BYTES // LONG_EACH)
+    first.moves(LONG_EACH, 1)
+    first.moves(LONG_EACH, 0)
     first.waits()
-    assert other.ended()
+    assert other.ended(), "all commands of the request together"
+    assert first.ready()
+    first.began(is_long=False)
+    first.moves(LONG_BYTES - 1, 1)
+    assert roster.small == 1, "a request begins at nothing"
 
 
 def test_a_worker_that_is_stuck_calls_another(roster: Roster) -> None:
