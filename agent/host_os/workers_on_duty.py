@@ -10,12 +10,13 @@ A resting worker reads again where that pays, or must be:
   another read while it waits, and reads on itself, as long as requests wait now and then.
 * Requests that move little are worth as many workers as keep the interpreter busy (`Worth`).
 * A worker that waits for a lock, or for `STUCK_SECONDS` for anything, is stuck: another reads in its place.
-* A worker that blocks elsewhere calls nobody. The one that rested last looks every `LOOK_SECONDS`.
+* A worker that blocks elsewhere calls nobody. The one that rested last looks for it, every `LOOK_SECONDS`
+  while somebody reads, and from then on sooner.
 
     duty.ready()          before each read of a request; it may rest here
     duty.began()          a request was read
     duty.moves(n, m)      it has sent m more commands, which move n bytes
-    duty.waits()          before each wait for an enclosure, where `others_rest()`
+    duty.waits()          before each wait for an enclosure, where `may_hold_up()`
     duty.is_stuck()       it may take long
     duty.leave()          the worker ends
 """
@@ -26,7 +27,10 @@ from collections.abc import Callable
 from typing import Final
 
 STUCK_SECONDS: Final = 0.001
+"""A socket's time-out comes later: a kernel of 250 Hz rounds it up to two ticks."""
 LOOK_SECONDS: Final = 0.1
+LOOK_AGAIN_SECONDS: Final = 0.02
+"""Where nobody read at the last look. Under load that is so at most looks."""
 LONG_BYTES: Final = 256 << 10
 """From here on most of a request is the cipher's work and the kernel's."""
 LONG_EACH: Final = 48 << 10
@@ -34,8 +38,9 @@ LONG_EACH: Final = 48 << 10
 
 _IN_VAIN: Final = 8
 """Clients that have just been answered take a moment to ask again: a worker rests after so many of them."""
-_SAMPLED: Final = 8
-"""One request of so many is timed: a thread's processor time takes 0.4 us to ask for."""
+_SAMPLED: Final = 7
+"""One request of so many is timed: a thread's processor time takes 0.4 us to ask for. The number is odd, for
+a program that writes a request and reads the answer makes every second one of the same kind."""
 _SAMPLES: Final = 32
 """So many are looked at together."""
 _BUSY: Final = 0.8
@@ -45,27 +50,29 @@ _BUSY: Final = 0.8
 class Worth:
     """How many workers small requests are worth. A worker with a request has the interpreter for as much of
     the time as it has a processor. As many such parts as fit into the whole is the answer, and it is found
-    by one worker more or less at a time: with each, the requests take longer."""
+    step by step, up to twice as many or one less at a time: with each worker, the requests take longer."""
 
     def __init__(self, most: int) -> None:
         self._most: Final = most
         self.workers = 1
-        self._samples = self._more_wait = 0
+        self._samples = self._votes = 0
         self._processor = self._took = 0.0
 
-    def add(self, processor: float, took: float, *, more_wait: bool) -> None:
-        """A request: seconds of processor and in all, and whether others waited to be read meanwhile."""
+    def add(self, processor: float, took: float, vote: int) -> None:
+        """A request: seconds of processor and in all. `vote`: 1 where others waited to be read while it
+        waited, -1 where none did, 0 where it did not wait or somebody read anyway."""
         self._samples += 1
         self._processor += processor
         self._took += took
-        self._more_wait += more_wait
+        self._votes += vote
         if self._samples < _SAMPLES:
             return
         if self.workers * self._processor > self._took:
             self.workers = max(1, self.workers - 1)
-        elif self._more_wait * 2 > _SAMPLES and (self.workers + 1) * self._processor < _BUSY * self._took:
-            self.workers = min(self._most, self.workers + 1)
-        self._samples = self._more_wait = 0
+        elif self._votes > 0 and (self.workers + 1) * self._processor < _BUSY * self._took:
+            fit = int(_BUSY * self._took / max(self._processor, 1e-6))
+            self.workers = min(self._most, 2 * self.workers, fit)
+        self._samples = self._votes = 0
         self._processor = self._took = 0.0
 
 
@@ -127,7 +134,8 @@ class WorkerOnDuty:
         self._in_vain = 0
         """So many ended, one after the other, with no request waiting."""
         self._until_sample = 0
-        self._is_sampled = self._more_wait = False
+        self._is_sampled = False
+        self._vote = 0
         self._since = self._processor = 0.0
         self.requests_wait: Callable[[], bool] = lambda: True
         """Whether a request waits to be read, as it looks just now."""
@@ -158,8 +166,8 @@ class WorkerOnDuty:
         return self._in_vain < _IN_VAIN
 
     def _rest(self, roster: Roster) -> bool:
-        seen = roster.began
-        while not self.called.acquire(timeout=LOOK_SECONDS):
+        seen, look = roster.began, LOOK_SECONDS
+        while not self.called.acquire(timeout=look):
             with roster.lock:
                 is_last = bool(roster.resting) and roster.resting[-1] is self
                 if is_last and not roster.reading and roster.began == seen:
@@ -169,6 +177,7 @@ class WorkerOnDuty:
                     self.is_reading = True
                     return True
                 seen = roster.began
+                look = LOOK_AGAIN_SECONDS if is_last and not roster.reading else LOOK_SECONDS
         return not roster.is_closed
 
     def began(self, *, is_long: bool) -> None:
@@ -186,14 +195,14 @@ class WorkerOnDuty:
         self._until_sample -= 1
         if self._until_sample < 0 and not is_long:
             self._until_sample = _SAMPLED - 1
-            self._is_sampled, self._more_wait = True, False
+            self._is_sampled, self._vote = True, 0
             self._since, self._processor = time.monotonic(), time.thread_time()
 
     def _end_sample(self, roster: Roster) -> None:
         self._is_sampled = False
         processor, took = time.thread_time() - self._processor, time.monotonic() - self._since
         with roster.lock:
-            roster.worth.add(processor, took, more_wait=self._more_wait)
+            roster.worth.add(processor, took, self._vote)
 
     def moves(self, size: int, commands: int) -> None:
         """The request has sent so many more commands, which move `size` bytes together."""
@@ -201,26 +210,31 @@ class WorkerOnDuty:
         self._commands += commands
         if self._moved >= LONG_BYTES and self._moved >= LONG_EACH * self._commands and not self._is_long:
             self._is_long = True
+            self._is_sampled = False
             self._is_small_no_more()
 
     def _is_small_no_more(self) -> None:
-        self._is_sampled = False
         with self._all.lock:
             if self.is_small:
                 self.is_small = False
                 self._all.small -= 1
 
-    def others_rest(self) -> bool:
-        """Whether nobody reads, and one could."""
-        return bool(self._all.resting) and not self._all.reading
+    def may_hold_up(self) -> bool:
+        """Whether nobody reads while one could, or others would come to rest for this worker's request."""
+        roster = self._all
+        return (bool(roster.resting) and not roster.reading) or (self.is_small and len(roster.workers) > 1)
 
     def waits(self) -> None:
-        """Before a wait for an enclosure, while others rest."""
+        """Before a wait for an enclosure."""
         roster = self._all
+        if roster.reading or not roster.resting:
+            return
         pays = self._is_long or roster.small < roster.worth.workers
-        if (pays or self._is_sampled) and self.requests_wait():
-            self._more_wait = True
-            if pays:
+        if pays or self._is_sampled:
+            more_wait = self.requests_wait()
+            if self._vote <= 0:
+                self._vote = 1 if more_wait else -1
+            if pays and more_wait:
                 with roster.lock:
                     roster.call()
 

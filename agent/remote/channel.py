@@ -454,7 +454,7 @@ class WorkerChannel:
             if request is not None and way.enclosure in request.tried:
                 continue
             slot = self._slot(way.enclosure)
-            queue = slot.take(now, patience if number == len(ways) - 1 else 0.0, again=again)
+            queue = self._taken(slot, now, patience if number == len(ways) - 1 else 0.0, again=again)
             if queue is None:
                 continue
             if request is not None:
@@ -475,6 +475,17 @@ class WorkerChannel:
         if not base and pending.queue is None:
             pending.fail(why)
         return False
+
+    def _taken(
+        self, slot: QueueSlot, now: float, patience: float, *, again: bool = False
+    ) -> HostQueue | None:
+        """`QueueSlot.take`, and others serve while it waits."""
+        queue = slot.take(now)
+        if queue is None and patience:
+            if self.duty is not None:
+                self.duty.is_stuck()
+            queue = slot.take(now, patience, again=again)
+        return queue
 
     def connect_ahead(self, seconds: float = CONNECT_SECONDS) -> None:
         """Connect to every enclosure whose session stands, before the first request wants it."""
@@ -556,7 +567,7 @@ class WorkerChannel:
 
     def _acquire(self, wanted: Acquire, deadline: float) -> bool:
         duty = self.duty
-        if duty is not None and duty.others_rest():
+        if duty is not None and duty.may_hold_up():
             if wanted.lock.acquire(blocking=False):
                 return True
             duty.is_stuck()
@@ -640,7 +651,7 @@ class WorkerChannel:
             return False
         patience = min(CONNECT_WAIT_SECONDS, deadline - now)
         others = [way for way in ways if way.enclosure not in request.tried]
-        if not any(self._slot(way.enclosure).take(now, patience) is not None for way in others):
+        if not any(self._taken(self._slot(way.enclosure), now, patience) is not None for way in others):
             return False
         queue, path, base = pending.queue, request.tried[-1], request.resumes_at(pending.received)
         assert queue is not None
@@ -676,7 +687,7 @@ class WorkerChannel:
                 enough = None if at_least is None else at_least - before
                 if enough is not None and command.received >= enough:
                     return True
-                if duty is not None and duty.others_rest():
+                if duty is not None and duty.may_hold_up():
                     duty.waits()
                     soon = min(until, began + STUCK_SECONDS)
                     if not queue.wait(command, soon, enough) and soon < until:

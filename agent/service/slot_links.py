@@ -7,17 +7,18 @@ other gives way as in agent/remote/long_waits.py. So others are left to serve ge
 
 import contextlib
 import queue
+import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from agent.host_os.workers_on_duty import Roster
+from agent.host_os.workers_on_duty import STUCK_SECONDS, Roster
 from agent.pool.errors import PutElsewhere
 from agent.pool.write.borrowed_slots import SlotLink
 from agent.pool.write.slot_messages import MESSAGE_BYTES_MAX
-from agent.remote.channel import WorkerChannel
+from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.fabric import Fabric
 from agent.remote.long_waits import LongWaits
 
@@ -61,9 +62,9 @@ class BorrowedLinks:
         if not self._whole or values < self._values_least:
             raise PutElsewhere
         try:
-            link = self._free.get(timeout=TAKE_SECONDS)
+            link = self._free.get_nowait()
         except queue.Empty:
-            raise PutElsewhere from None
+            link = self._wait_for_one()
         with self._counting:
             link.is_patient = self._patient > 0
             self._patient -= link.is_patient
@@ -76,6 +77,15 @@ class BorrowedLinks:
                 self._free.put(link)
             else:
                 self._whole -= 1
+
+    def _wait_for_one(self) -> "_Link":
+        duty = current_channel().duty
+        if duty is not None:
+            duty.is_stuck()
+        try:
+            return self._free.get(timeout=TAKE_SECONDS)
+        except queue.Empty:
+            raise PutElsewhere from None
 
     def namespace(self, nguid: bytes) -> int | None:
         nguids = self._fabric.nguids
@@ -90,6 +100,8 @@ class BorrowedLinks:
 class _Link:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
+        self._answers = select.poll()
+        self._answers.register(link, select.POLLIN)
         self.is_whole = True
         self.is_patient = False
 
@@ -97,6 +109,7 @@ class _Link:
         """See `SlotLink`."""
         try:
             self._link.sendall(message)
+            self._let_others_read()
             answer = self._link.recv(MESSAGE_BYTES_MAX + 1)
         except OSError:
             answer = b""
@@ -104,6 +117,14 @@ class _Link:
             self.broken()
             raise PutElsewhere
         return answer
+
+    def _let_others_read(self) -> None:
+        """Of the door's workers, where the answer takes long."""
+        duty = current_channel().duty
+        if duty is not None and duty.may_hold_up():
+            duty.waits()
+            if not self._answers.poll(STUCK_SECONDS * 1000):
+                duty.is_stuck()
 
     def broken(self) -> None:
         self.is_whole = False
