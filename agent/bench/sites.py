@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ IN_FLIGHT = 4
 SESSIONS = IN_FLIGHT + 1
 READ_DEADLINE_MS = 2000
 """Far above what a read takes: a bench measures speed, and a hiccup of the scheduler is no miss."""
+SETTLED_SECONDS = 2.0
+"""Several times as long as processes of an agent take to tell the first one what they served."""
 MEMORY_FILE_BYTES = 64 << 20
 LONG_MEMORY_FILE_BYTES = 1 << 30
 PACKAGE = Path(agent.__file__).resolve().parent
@@ -141,6 +144,16 @@ class PoolSite:
     def counters(self) -> dict[str, Any]:
         return next(dict(volume) for volume in self.status()["volumes"] if volume["name"] == "kv")
 
+    def _settled_counters(self) -> dict[str, Any]:
+        """The counters once every process of the agent has told its part, or they stay wrong."""
+        deadline = time.monotonic() + SETTLED_SECONDS
+        while True:
+            counted = self.counters()
+            agrees = (counted["bytes_read"], counted["bytes_written"]) == (self.bytes_got, self.bytes_put)
+            if agrees or time.monotonic() > deadline:
+                return counted
+            time.sleep(SETTLED_SECONDS / 20)
+
     def drive_counters(self) -> list[dict[str, Any]]:
         asked = subprocess.run(
             [
@@ -156,7 +169,7 @@ class PoolSite:
 
     def complaints(self) -> list[str]:
         """Where the agent's counters contradict what the bench says it did."""
-        counted, found = self.counters(), []
+        counted, found = self._settled_counters(), []
         if self.misses or counted["misses"]:
             found.append(f"{self.misses} gets missed (the agent: {counted['miss_causes']})")
         for what, own, theirs in (

@@ -7,7 +7,7 @@ serve less than one. So a worker that has nobody to help rests, and the others r
 A resting worker reads again where that pays, or must be:
 
 * A request that moves much is mostly ciphers and copies, which need no interpreter. So its worker lets
-  another read while it waits, and reads on itself, as long as more requests wait.
+  another read while it waits, and reads on itself, as long as requests wait now and then.
 * Requests that move little are worth as many workers as keep the interpreter busy (`Worth`).
 * A worker that waits for a lock, or for `STUCK_SECONDS` for anything, is stuck: another reads in its place.
 * A worker that blocks elsewhere calls nobody. The one that rested last looks for it, every `LOOK_SECONDS`
@@ -36,6 +36,8 @@ LONG_BYTES: Final = 256 << 10
 LONG_EACH: Final = 32 << 10
 """The same of each command, where it has many: each takes the interpreter for itself, too."""
 
+_IN_VAIN: Final = 8
+"""Clients that have just been answered take a moment to ask again: a worker rests after so many of them."""
 _SAMPLED: Final = 7
 """One request of so many is timed: a thread's processor time takes 0.4 us to ask for. The number is odd, for
 a program that writes a request and reads the answer makes every second one of the same kind."""
@@ -127,6 +129,8 @@ class WorkerOnDuty:
         """The request at hand counts among the small ones. The lock guards it."""
         self._is_long = False
         """It moves much."""
+        self._in_vain = 0
+        """So many ended, one after the other, with no request waiting."""
         self._until_sample = 0
         self._is_sampled = False
         self._vote = 0
@@ -139,7 +143,7 @@ class WorkerOnDuty:
         roster = self._all
         if self._is_sampled:
             self._end_sample(roster)
-        more_wait = self._is_long and roster.reading > 0 and self.requests_wait()
+        reads_on = self._is_long and roster.reading > 0 and self._finds_work()
         with roster.lock:
             if self.is_small:
                 self.is_small = False
@@ -147,12 +151,17 @@ class WorkerOnDuty:
             if roster.is_closed:
                 return False
             may_read = self._is_long or roster.small < roster.worth.workers
-            if more_wait or (may_read and not roster.reading):
+            if reads_on or (may_read and not roster.reading):
                 roster.reading += 1
                 self.is_reading = True
                 return True
             roster.resting.append(self)
         return self._rest(roster)
+
+    def _finds_work(self) -> bool:
+        """Whether requests waited lately when one that moves much was at its end."""
+        self._in_vain = 0 if self.requests_wait() else self._in_vain + 1
+        return self._in_vain < _IN_VAIN
 
     def _rest(self, roster: Roster) -> bool:
         seen, look = roster.began, LOOK_SECONDS
