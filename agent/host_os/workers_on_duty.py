@@ -31,6 +31,8 @@ STUCK_SECONDS: Final = 0.001
 LOOK_SECONDS: Final = 0.1
 LOOK_AGAIN_SECONDS: Final = 0.02
 """Where nobody read at the last look. Under load that is so at most looks."""
+LOOK_IDLE_SECONDS: Final = 0.4
+"""Where no request began since the last look: an idle agent takes next to nothing of a processor."""
 LONG_BYTES: Final = 256 << 10
 """From here on most of a request is the cipher's work and the kernel's."""
 LONG_EACH: Final = 48 << 10
@@ -176,8 +178,11 @@ class WorkerOnDuty:
                     roster.reading += 1
                     self.is_reading = True
                     return True
+                if roster.reading:
+                    look = LOOK_IDLE_SECONDS if roster.began == seen else LOOK_SECONDS
+                else:
+                    look = LOOK_AGAIN_SECONDS if is_last else LOOK_SECONDS
                 seen = roster.began
-                look = LOOK_AGAIN_SECONDS if is_last and not roster.reading else LOOK_SECONDS
         return not roster.is_closed
 
     def began(self, *, is_long: bool) -> None:

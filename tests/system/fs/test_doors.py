@@ -424,17 +424,17 @@ def test_a_place_that_is_none(kind: DoorKind, tmp_path: Path) -> None:
 
 
 SERVER = """
-import os, subprocess, sys
-from dataclasses import replace
+import os, subprocess, sys; from dataclasses import replace
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from agent.fs.doors.make_door import make_door
+from agent.host_os.workers_on_duty import Roster
 from tests.support.pool.inline_runner import inline_runner
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 class Believed(MemoryFileSystem):  # the kernel has the attributes of the root at hand, as an agent's
     def getattr(self, caller, ino, handle):
         return replace(super().getattr(caller, ino, handle), valid_seconds=60.0 if ino == 1 else 0.0)
-door = make_door(sys.argv[3], Believed(), Path(sys.argv[2]), 2, inline_runner)
+door = make_door(sys.argv[3], Believed(), Path(sys.argv[2]), 2, inline_runner, roster=Roster(2))
 door.start()
 (Path(sys.argv[2]) / "f").write_bytes(b"served")
 os.stat(sys.argv[2])
