@@ -150,7 +150,7 @@ class Reader:
         elsewhere |= {each.volume for each in configuration.policies if each.prefill_tokens_per_s}
         links = BorrowedLinks(
             slots, fabric, settings.timing.write_deadline, max(1, workers // 2),
-            lends_single=settings.lends_single_slots,
+            lends_single=settings.lends_single_slots, duty=lambda: current_channel().duty,
         )  # fmt: skip
         served = [serve(volume, slots=links) for volume in volumes if volume.settings.name not in elsewhere]
         own = Audience("agent", settings.tenants).key_value(served)

@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from agent.host_os.workers_on_duty import STUCK_SECONDS, Roster
+from agent.host_os.workers_on_duty import STUCK_SECONDS, Roster, WorkerOnDuty
 from agent.pool.errors import PutElsewhere
 from agent.pool.write.borrowed_slots import SlotLink
 from agent.pool.write.slot_messages import MESSAGE_BYTES_MAX
-from agent.remote.channel import WorkerChannel, current_channel
+from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.remote.long_waits import LongWaits
 
@@ -44,9 +44,11 @@ class BorrowedLinks:
         patient: int = 1,
         *,
         lends_single: bool = True,
+        duty: Callable[[], WorkerOnDuty | None] = lambda: None,
     ) -> None:
         """`put_seconds`: as long as a put may take. `patient`: calls at once that may take so long.
-        `lends_single`: there are links for calls of one value, too."""
+        `lends_single`: there are links for calls of one value, too. `duty`: of the worker that asks."""
+        self._duty = duty
         self._fabric = fabric
         self._values_least = 1 if lends_single else 2
         self._patient, self._counting = patient, threading.Lock()
@@ -54,7 +56,7 @@ class BorrowedLinks:
         self._whole = len(sockets)
         for each in sockets:
             limit_waits(each, put_seconds + ANSWER_SECONDS)
-            self._free.put(_Link(each))
+            self._free.put(_Link(each, duty))
 
     @contextlib.contextmanager
     def take(self, values: int) -> Iterator[SlotLink]:
@@ -79,8 +81,7 @@ class BorrowedLinks:
                 self._whole -= 1
 
     def _wait_for_one(self) -> "_Link":
-        duty = current_channel().duty
-        if duty is not None:
+        if (duty := self._duty()) is not None:
             duty.is_stuck()
         try:
             return self._free.get(timeout=TAKE_SECONDS)
@@ -98,8 +99,8 @@ class BorrowedLinks:
 
 
 class _Link:
-    def __init__(self, link: socket.socket) -> None:
-        self._link = link
+    def __init__(self, link: socket.socket, duty: Callable[[], WorkerOnDuty | None]) -> None:
+        self._link, self._duty = link, duty
         self._answers = select.poll()
         self._answers.register(link, select.POLLIN)
         self.is_whole = True
@@ -120,11 +121,9 @@ class _Link:
 
     def _let_others_read(self) -> None:
         """Of the door's workers, where the answer takes long."""
-        duty = current_channel().duty
-        if duty is not None and duty.may_hold_up():
-            duty.waits()
-            if not self._answers.poll(STUCK_SECONDS * 1000):
-                duty.is_stuck()
+        duty = self._duty()
+        if duty is not None and duty.may_hold_up() and not self._answers.poll(STUCK_SECONDS * 1000):
+            duty.is_stuck()
 
     def broken(self) -> None:
         self.is_whole = False

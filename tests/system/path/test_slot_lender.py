@@ -188,6 +188,40 @@ def test_half_of_the_workers_have_calls_that_are_patient(stand: Stand) -> None:
             assert again.is_patient
 
 
+class Told:
+    """The duty of a worker whose door has others that rest."""
+
+    def __init__(self) -> None:
+        self.stuck = threading.Event()
+
+    def may_hold_up(self) -> bool:
+        return True
+
+    def is_stuck(self) -> None:
+        self.stuck.set()
+
+
+def test_a_worker_that_waits_for_slots_lets_another_read() -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    told = Told()
+    links = BorrowedLinks([near], Fabric((), ()), SOON, duty=lambda: cast(Any, told))
+
+    def answer() -> None:
+        if told.stuck.wait(SOON):
+            far.send(b"lent")
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with near, far:
+        with links.take(1) as link:
+            assert link.exchange(b"ask") == b"lent"
+            told.stuck.clear()
+            with pytest.raises(PutElsewhere), links.take(1):
+                raise AssertionError("there is one")
+            assert told.stuck.is_set(), "it waited for a link"
+        answering.join()
+
+
 STEPS = [("idle", 0), ("asked", 3), ("lent", 3), ("partly", 2), ("told", 0)]
 
 
