@@ -197,7 +197,7 @@ def pool_process(
     command = [
         sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(layout.state), "--media", "memory",
         "--value-size", str(value_bytes), "--read-deadline-ms", str(deadline_ms),
-        "--no-restart", *os.environ.get("G35_X", "--processes 1").split(), *options,
+        "--no-restart", "--processes", "1", *options,
     ]  # fmt: skip
 
     def says_ready() -> bool:
