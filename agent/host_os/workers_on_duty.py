@@ -11,7 +11,7 @@ A resting worker reads again where that pays, or must be:
 * Requests that move little are worth as many workers as keep the interpreter busy (`Worth`).
 * A worker that waits for a lock, or for `STUCK_SECONDS` for anything, is stuck: another reads in its place.
 * A worker that blocks elsewhere calls nobody. The one that rested last looks for it, every `LOOK_SECONDS`
-  while somebody reads, and from then on sooner.
+  while somebody reads, seldom while no request comes, and soon again where nobody read.
 
     duty.ready()          before each read of a request; it may rest here
     duty.began()          a request was read

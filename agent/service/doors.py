@@ -111,10 +111,10 @@ def make_doors(
         settings.mount.mkdir(parents=True, exist_ok=True)
         refuse_to_cover(settings.mount)
         waits = LongWaits(len(queues.workers), settings.timing.read_deadline)
-        parked = ParkedRequests(waits.has_room) if settings.door == "fuse" else None
-        if parked is not None:
+        parked = roster = None
+        if settings.door == "fuse":
+            parked, roster = ParkedRequests(waits.has_room), Roster(settings.workers)
             parked.watch(shown.bounds)
-        roster = Roster(settings.workers)
         doors[MOUNT_DOOR] = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
             tree,

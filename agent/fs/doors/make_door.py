@@ -24,8 +24,8 @@ def make_door(
     parked: ParkedRequests | None = None,
     roster: Roster | None = None,
 ) -> Door:
-    """`after_reply`: where a face puts work off; `parked`: where steps may give way. The door by pyfuse3
-    answers when all is done, and has its workers wait."""
+    """`after_reply`: where a face puts work off; `parked`: where steps may give way; `roster`: who of the
+    workers rests. The door by pyfuse3 answers when all is done, has its workers wait, and lets none rest."""
     # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
     if kind == "pyfuse3":
         from agent.fs.doors.pyfuse3_door import Pyfuse3Door

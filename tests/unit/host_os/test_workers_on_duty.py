@@ -14,7 +14,6 @@ from tests.support.waiting import wait_until
 
 SAMPLES = 32
 IN_VAIN = 8
-KIB = 1 << 10
 
 
 @pytest.fixture
