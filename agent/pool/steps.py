@@ -65,6 +65,9 @@ class IoChannel(Protocol):
     def write(self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> Pending:
         """`more`: as of `read`."""
 
+    def write_many(self, writes: Sequence["Write"]) -> Sequence[Pending]:
+        """As `write` of each, in their order; those of one namespace by one send."""
+
     def flush(self, namespace: int) -> Pending: ...
 
     def unflushed(self, namespace: int) -> int | None:
@@ -132,6 +135,8 @@ class IoChannel(Protocol):
 
 Read: TypeAlias = tuple[int, int, memoryview]
 """Namespace, offset, and the buffer that is to be filled."""
+Write: TypeAlias = tuple[int, int, Sequence[Buffer]]
+"""Namespace, offset, and what is to be there."""
 
 
 def read_each(channel: IoChannel, reads: Sequence[Read]) -> list[Pending]:
@@ -141,6 +146,15 @@ def read_each(channel: IoChannel, reads: Sequence[Read]) -> list[Pending]:
         namespace, offset, into = reads[number]
         pendings[number] = channel.read(namespace, offset, into, more=more)
     return [pendings[number] for number in range(len(reads))]
+
+
+def write_each(channel: IoChannel, writes: Sequence[Write]) -> list[Pending]:
+    """`IoChannel.write_many` of such a channel."""
+    pendings: dict[int, Pending] = {}
+    for number, more in in_volleys([(write[0], number) for number, write in enumerate(writes)]):
+        namespace, offset, parts = writes[number]
+        pendings[number] = channel.write(namespace, offset, parts, more=more)
+    return [pendings[number] for number in range(len(writes))]
 
 
 def take_each(channel: IoChannel, pendings: Sequence[Pending], first: int) -> int:

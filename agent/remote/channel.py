@@ -21,7 +21,7 @@ from agent.host_os.workers_on_duty import STUCK_SECONDS, WorkerOnDuty
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.steps import Acquire, GaveWay, Pending, Read, Steps, Wait
+from agent.pool.steps import Acquire, GaveWay, Pending, Read, Steps, Wait, Write
 from agent.remote.circuit_breaker import CLOCK_SLACK, NOT_ANSWERING, Health, Outstanding
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
@@ -34,14 +34,16 @@ from agent.remote.queue_slot import (
     CONNECT_WAIT_SECONDS,
     QUEUE_DEPTH,
     QueueSlot,
+    submit,
+    submit_each,
 )
-from nvmeof.errors import NvmeofError
 from nvmeof.host import commands, kv_commands
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 from nvmeof.wire.kv import StoreOption
 
 T = TypeVar("T")
+Move = TypeVar("Move", Read, Write)
 
 TRANSFER_MAX: Final = 1 << 20
 """The longest range that one request of the host asks for."""
@@ -119,27 +121,23 @@ class WorkerChannel:
         return self._read_volley(namespace, ((namespace, offset, into),), more)[0]
 
     def read_many(self, reads: Sequence[Read]) -> list[PendingRequest]:
-        volleys: dict[int, list[int]] = {}
-        for number, read in enumerate(reads):
-            volleys.setdefault(read[0], []).append(number)
-        if len(volleys) == 1:
-            return self._read_volley(reads[0][0], reads, False)
-        pendings: dict[int, PendingRequest] = {}
-        for namespace, numbers in volleys.items():
-            sent = self._read_volley(namespace, [reads[number] for number in numbers], False)
-            for at, number in enumerate(numbers):
-                pendings[number] = sent[at]
-        return [pendings[number] for number in range(len(reads))]
+        return _by_namespace(reads, self._read_volley)
 
     def arrived(self, pendings: Sequence[Pending], first: int) -> int:
-        now, count = time.monotonic(), len(pendings)
+        now, count, before = time.monotonic(), len(pendings), first
         while first < count:
             pending = pendings[first]
             assert isinstance(pending, PendingRequest)
             if not pending.take_answer(now):
                 break
             first += 1
+        if first > before:
+            self._got_on(now)
         return first
+
+    def _got_on(self, now: float) -> None:
+        if self._waits is not None and self._waits.is_on:
+            self._waits.got_on(now)
 
     def _read_volley(self, namespace: int, reads: Sequence[Read], more: bool) -> list[PendingRequest]:
         """Reads of one namespace, by one send. `more`: another one follows."""
@@ -186,7 +184,7 @@ class WorkerChannel:
             if not 0 < size <= most:
                 return None
             built.append(commands.read(nsid, offset // lba_bytes, size // lba_bytes, into))
-        why = _submit_each(slot, queue, built, more)
+        why = submit_each(slot, queue, built, more)
         pendings: list[PendingRequest] = []
         for command in built:
             pending = PendingRequest()
@@ -201,55 +199,80 @@ class WorkerChannel:
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
     ) -> PendingRequest:
-        size = sum(map(len, parts))
+        return self._write_volley(namespace, ((namespace, offset, parts),), more)[0]
+
+    def write_many(self, writes: Sequence[Write]) -> list[PendingRequest]:
+        return _by_namespace(writes, self._write_volley)
+
+    def _write_volley(self, namespace: int, writes: Sequence[Write], more: bool) -> list[PendingRequest]:
+        """As `_read_volley`."""
+        sizes = [sum(map(len, write[2])) for write in writes]
         if self.duty is not None:
-            self.duty.moves(size, 1)
-        sessions = self._fabric.unflushed.sessions
-        pending = self._write_by_the_one_way(namespace, offset, size, parts, more)
-        if pending is None:
-            pending = self._start(namespace, offset, size, None, parts, more)
-        if pending.queue is not None:
+            self.duty.moves(sum(sizes), len(writes))
+        fabric = self._fabric
+        sessions = fabric.unflushed.sessions
+        pendings = self._write_by_the_one_way(namespace, writes, sizes, more)
+        if pendings is None:
+            last = len(writes) - 1
+            pendings = [
+                self._start(namespace, write[1], sizes[number], None, write[2], more or number < last)
+                for number, write in enumerate(writes)
+            ]
+        sent: list[PendingRequest] = []
+        size = 0
+        for number, pending in enumerate(pendings):
+            if pending.queue is not None:
+                sent.append(pending)
+                size += sizes[number]
+        if sent:
             tally = self.tallies[""]
             tally.flash_bytes_written += size
-            if self._fabric.is_local(namespace):
+            if fabric.is_local(namespace):
                 tally.local_bytes_written += size
-            self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending, sessions)
-        return pending
+            fabric.unflushed.wrote_many(fabric.nguids[namespace], sent, sessions)
+        return pendings
 
     def _write_by_the_one_way(
-        self, namespace: int, offset: int, size: int, parts: Sequence[Buffer], more: bool
-    ) -> PendingRequest | None:
+        self, namespace: int, writes: Sequence[Write], sizes: Sequence[int], more: bool
+    ) -> list[PendingRequest] | None:
         """As `_read_by_the_one_way`. A write looks at the fence, too, and keeps what it was: another path may
         come meanwhile, or the fence has to go up."""
         fabric = self._fabric
         ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
-        if len(ways) != 1 or not size:
+        if len(ways) != 1:
             return None
         way, health, now = ways[0], fabric.health[namespace], time.monotonic()
         enclosure, nguid = way.enclosure, fabric.nguids[namespace]
         if health.may_refuse or self._is_full(health) or way.kv is not None or nguid in fabric.taken:
             return None
-        if fabric.fence.stands(nguid, offset, size, now):
-            return None
         slot = self._slot(enclosure)
         queue = slot.take(now)
-        if queue is None or size > queue.max_transfer:
+        if queue is None:
             return None
-        build = self._builder(offset, size, None, parts)
-        request = Request(namespace, nguid, offset, size, way.lba_bytes, build, is_read=False)
-        request.tried.append(enclosure)
-        request.epoch = slot.epoch
-        built = (commands.write(way.nsid, offset // way.lba_bytes, size // way.lba_bytes, parts),)
-        failed = _submit(slot, queue, built, more)
-        pending = PendingRequest()
-        if failed is None:
-            pending.request = request
-            pending.goes_on(queue, built, self._outstanding(health, now, is_read=False), 0, slot.began)
-        else:
-            if built[0].cid >= 0:
-                request.over(built, fabric.fence, now, self)
-            pending.fail(failed)
-        return pending
+        most, nsid, lba_bytes = queue.max_transfer, way.nsid, way.lba_bytes
+        built: list[Command] = []
+        for number, (_, offset, parts) in enumerate(writes):
+            size = sizes[number]
+            if not 0 < size <= most or fabric.fence.stands(nguid, offset, size, now):
+                return None
+            built.append(commands.write(nsid, offset // lba_bytes, size // lba_bytes, parts))
+        why = submit_each(slot, queue, built, more)
+        pendings: list[PendingRequest] = []
+        for number, command in enumerate(built):
+            pending = PendingRequest()
+            if command.cid >= 0:
+                _, offset, parts = writes[number]
+                size = sizes[number]
+                request = Request(namespace, nguid, offset, size, lba_bytes, None, is_read=False, parts=parts)
+                request.tried.append(enclosure)
+                request.epoch = slot.epoch
+                pending.request = request
+                outstanding = self._outstanding(health, now, is_read=False)
+                pending.goes_on(queue, (command,), outstanding, 0, slot.began)
+            else:
+                pending.fail(why or "it was not sent")
+            pendings.append(pending)
+        return pendings
 
     def flush(self, namespace: int) -> PendingRequest:
         return self._start(namespace, 0, 0, None, ())
@@ -280,6 +303,7 @@ class WorkerChannel:
     def took(self, pending: Pending) -> None:
         assert isinstance(pending, PendingRequest)
         self._wait(pending, 0.0, None)
+        self._got_on(time.monotonic())
 
     def receive_buffer(self, size: int) -> memoryview:
         return self._receive[:size]
@@ -461,7 +485,7 @@ class WorkerChannel:
                 request.tried.append(way.enclosure)
                 request.epoch = slot.epoch
             built = build(way, queue, base)
-            failed = _submit(slot, queue, built, more)
+            failed = submit(slot, queue, built, more)
             if failed is None:
                 health, is_read = self._fabric.health[namespace], built[0].data_in is not None
                 outstanding = self._outstanding(health, now, is_read=is_read)
@@ -661,7 +685,8 @@ class WorkerChannel:
         for command in pending.commands:
             if not command.done:
                 queue.abandon(command)
-        build, is_read = request.build, request.is_read
+        build = request.build or self._builder(request.at, request.size, None, request.parts)
+        is_read = request.is_read
         if self._send_by(ways, pending, request.namespace, build, now, is_read=is_read, base=base):
             return True
         pending.fail("no other path takes it")
@@ -714,26 +739,21 @@ def _into(came: list[T], steps: Steps[T]) -> Generator[Wait | Acquire | None, bo
     yield None
 
 
-def _submit(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
-    """Send the commands of one request; why it could not be done, and nothing is under way then."""
-    why = _submit_each(slot, queue, built, more)
-    if why is not None:
-        # The commands that went out stay in flight until they are abandoned here; the rest never went.
-        for command in built:
-            if not command.done and command.cid >= 0:
-                queue.abandon(command)
-    return why
-
-
-def _submit_each(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
-    """Send commands; why not all could be. Those that went have an id."""
-    try:
-        queue.submit_all(built, more=more)
-    except NvmeofError as error:
-        if not queue.alive:
-            slot.enclosure.complain(slot.epoch)
-        return str(error)
-    return None
+def _by_namespace(
+    moves: Sequence[Move], send: Callable[[int, Sequence[Move], bool], list[PendingRequest]]
+) -> list[PendingRequest]:
+    """What `send` makes of each, once it was asked for those of each namespace together."""
+    volleys: dict[int, list[int]] = {}
+    for number, move in enumerate(moves):
+        volleys.setdefault(move[0], []).append(number)
+    if len(volleys) == 1:
+        return send(moves[0][0], moves, False)
+    pendings: dict[int, PendingRequest] = {}
+    for namespace, numbers in volleys.items():
+        sent = send(namespace, [moves[number] for number in numbers], False)
+        for at, number in enumerate(numbers):
+            pendings[number] = sent[at]
+    return [pendings[number] for number in range(len(moves))]
 
 
 class Interrupted(BaseException):

@@ -10,6 +10,7 @@ A path that left a request alone goes behind the others for a while. Without I/O
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
+from agent.inline.scatter import Buffer
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence, GivenUp, Owner
 from nvmeof.host.command import Command
@@ -44,19 +45,32 @@ Build: TypeAlias = Callable[[Route, HostQueue, int], Sequence[Command]]
 class Request:
     """A write, or a read that can go by another path: how to build it anew, and where it was sent."""
 
-    __slots__ = ("_at", "build", "epoch", "is_read", "lba_bytes", "namespace", "nguid", "size", "tried")
+    __slots__ = (
+        "at", "build", "epoch", "is_read", "lba_bytes", "namespace", "nguid", "parts", "size", "tried"
+    )  # fmt: skip
 
     # `lba_bytes` 0: its bytes come all together, as those of a key.
 
     def __init__(
-        self, namespace: int, nguid: bytes, at: int, size: int, lba_bytes: int, build: Build, *, is_read: bool
+        self,
+        namespace: int,
+        nguid: bytes,
+        at: int,
+        size: int,
+        lba_bytes: int,
+        build: Build | None,
+        *,
+        is_read: bool,
+        parts: Sequence[Buffer] = (),
     ) -> None:
+        """`build` None: it is a write of `parts`, and is seldom built anew."""
         self.namespace = namespace
         self.nguid = nguid
-        self._at = at
+        self.at = at
         self.size = size
         self.lba_bytes = lba_bytes
         self.build = build
+        self.parts = parts
         self.is_read = is_read
         self.tried: list[Enclosure] = []
         self.epoch = -1
@@ -92,10 +106,10 @@ class Request:
         if self.is_read:
             return
         if any(command.lost for command in commands):
-            fence.put_up(self.nguid, self._at, self.size, now + LOST_SECONDS, now)
+            fence.put_up(self.nguid, self.at, self.size, now + LOST_SECONDS, now)
         elif given_up := [command for command in commands if command.cid >= 0 and not command.done]:
             at_its_queue = GivenUp(given_up, self.tried[-1], self.epoch, owner)
-            fence.put_up(self.nguid, self._at, self.size, now + GIVEN_UP_SECONDS, now, at_its_queue)
+            fence.put_up(self.nguid, self.at, self.size, now + GIVEN_UP_SECONDS, now, at_its_queue)
 
 
 def in_order(ways: Sequence[Route], now: float) -> Sequence[Route]:

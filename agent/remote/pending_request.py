@@ -101,13 +101,17 @@ class PendingRequest:
         )
 
     def take_answer(self, now: float) -> bool:
-        """Count the answer, which nobody has waited for, where it is there and good and no other path could
-        have brought it. False: nothing was done."""
-        if self._fault is not None or self.request is not None:
+        """Count the answer, which nobody has waited for, where it is there and good, and is not that to a
+        read which another path could have brought. False: nothing was done."""
+        request = self.request
+        if self._fault is not None or (request is not None and request.is_read):
             return False
         for command in self.commands:
             if not command.done or command.lost or command.status:
                 return False
+        if request is not None:
+            request.tried[-1].answered(now)
+            self.request = None
         if self.outstanding is not None:
             self.outstanding.answered(now, failed=False, waited=0.0)
         return True

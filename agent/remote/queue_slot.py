@@ -9,6 +9,8 @@ from typing import Final
 from agent.remote.connect_attempt import ConnectAttempt
 from agent.remote.enclosure import Enclosure
 from agent.remote.fence import COMMAND_SECONDS
+from nvmeof.errors import NvmeofError
+from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue, connect_io_queue
 
 QUEUE_DEPTH: Final = 64
@@ -126,3 +128,25 @@ class QueueSlot:
 def _again(queue: HostQueue) -> HostQueue:
     queue.reconnect()
     return queue
+
+
+def submit(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
+    """Send the commands of one request; why it could not be done, and nothing is under way then."""
+    why = submit_each(slot, queue, built, more)
+    if why is not None:
+        # The commands that went out stay in flight until they are abandoned here; the rest never went.
+        for command in built:
+            if not command.done and command.cid >= 0:
+                queue.abandon(command)
+    return why
+
+
+def submit_each(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
+    """Send commands; why not all could be. Those that went have an id."""
+    try:
+        queue.submit_all(built, more=more)
+    except NvmeofError as error:
+        if not queue.alive:
+            slot.enclosure.complain(slot.epoch)
+        return str(error)
+    return None

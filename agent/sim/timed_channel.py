@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from agent.pool.counters import Tally
-from agent.pool.steps import IoChannel, Pending, Read, read_each, take_each
+from agent.pool.steps import IoChannel, Pending, Read, Write, read_each, take_each, write_each
 from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import WorkerBuffer
 
@@ -70,6 +70,9 @@ class TimedChannel:
 
     def read_many(self, reads: Sequence[Read]) -> list[Pending]:
         return read_each(cast("IoChannel", self), reads)
+
+    def write_many(self, writes: Sequence[Write]) -> list[Pending]:
+        return write_each(cast("IoChannel", self), writes)
 
     def arrived(self, pendings: Sequence[Pending], first: int) -> int:
         return take_each(cast("IoChannel", self), pendings, first)

@@ -116,6 +116,9 @@ class Parts:
                     if not is_over and not any(each.done for each in wanted.pendings):
                         break
                     self._advance(part, not is_over)
+                elif wanted.pending.done:
+                    self._channel.took(wanted.pending)
+                    self._advance(part, True)
                 elif is_over or has_arrived(wanted.pending, wanted.at_least):
                     # Also for what has arrived: the wait counts the answer for the namespace.
                     self._advance(part, (yield wanted))
@@ -137,7 +140,8 @@ class Parts:
         wanted = part.wanted
         assert wanted is not None
         until = wanted.deadline
-        if len(self._under_way) > 1 or may_grow or isinstance(wanted, AnyOf):
+        several = isinstance(wanted, AnyOf) and len(wanted.pendings) > 1
+        if len(self._under_way) > 1 or may_grow or several:
             until = min(until, self._channel.now() + self._slice)
         if isinstance(wanted, Acquire):
             came = yield Acquire(wanted.lock, until, gives_way=wanted.gives_way)

@@ -14,9 +14,9 @@ No more values are under way than a queue has room for. Those at a namespace tha
 `SLOW_SECONDS` do not count, and it gets no more of the call until it does. Values leave in volleys, for each
 send and each wake-up costs as much as a value: the next are begun when half of those under way have ended.
 """
+# One idea in one file: the life of one call, whose parts share what it holds.
 
 import itertools
-import threading
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -25,8 +25,8 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import IN_DOUBT, BadPut, PutRefused
 from agent.pool.format.directory import Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
-from agent.pool.late_answers import miss_cause_of, wait_for
-from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait, in_volleys
+from agent.pool.late_answers import miss_cause_of
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Wait, Write, in_volleys
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.side_by_side import AnyOf, Part, Parts
 from agent.pool.volume.volume import Volume
@@ -44,9 +44,6 @@ SLOW_SECONDS: Final = 0.05
 SEND_BYTES: Final = 3 << 20
 """Of the worker's send buffer, for all values of a call."""
 _PAGE_BYTES: Final = 4096
-_SEALING: Final = threading.Lock()
-"""One worker of a process seals at a time. Each seal lets go of the interpreter's lock, and two workers would
-hand that to each other at every value, for as long as the cipher takes. Its holder waits for nothing."""
 
 
 class Untried:
@@ -107,10 +104,21 @@ class TogetherWriter(UnnamedWriter):
         return True
 
 
+class _Write:
+    """One that was sent; `cause` where it failed."""
+
+    __slots__ = ("cause", "is_answered", "pending")
+
+    def __init__(self, pending: Pending) -> None:
+        self.pending: Final = pending
+        self.is_answered = False
+        self.cause: MissCause | None = None
+
+
 class _Put:
     """One value, from the call's beginning to its end."""
 
-    __slots__ = ("missing", "number", "sealed", "sets", "slot_write", "trouble", "writing")
+    __slots__ = ("entry", "missing", "number", "sealed", "sets", "slot_write", "trouble", "writing")
 
     def __init__(self, number: int, writing: TogetherWriter, sets: Sequence[CachedSet]) -> None:
         self.number: Final = number
@@ -120,13 +128,31 @@ class _Put:
         """Its directories that are being read."""
         self.trouble: MissCause | None = None
         self.sealed = memoryview(b"")
-        self.slot_write: Pending | None = None
+        self.slot_write: _Write | None = None
+        self.entry: Entry | None = None
 
     def waits_for(self, namespaces: set[int]) -> bool:
         """Whether one of these may keep it from its end."""
         if self.writing.state is PutState.TAKING:
             return self.writing.reservation.cached.namespace in namespaces
         return any(cached.namespace in namespaces for cached in self.sets)
+
+
+class _Commit:
+    """Values of one set, which one write of its directory names."""
+
+    __slots__ = ("cached", "has_writer", "image", "naming", "puts", "waiting")
+
+    def __init__(self, cached: CachedSet, puts: list[_Put]) -> None:
+        self.cached: Final = cached
+        self.puts = puts
+        """Those that have not ended."""
+        self.has_writer = False
+        self.image: Directory
+        self.naming: _Write | None = None
+        """The directory's, once that and those of the slots were sent."""
+        self.waiting: list[_Write] = []
+        """Without an answer, in the order in which they were sent."""
 
 
 def write_together(
@@ -189,8 +215,8 @@ class _Batch:
         """Directories that could not be read, and why: they are not asked for again."""
         self._sealed: Final[dict[int, list[_Put]]] = {}
         """By the identity of its set: those that wait to be committed."""
-        self._committing: Final[set[int]] = set()
-        """Sets whose directory is being written."""
+        self._commits: Final[dict[int, _Commit]] = {}
+        """By the identity of its set: what is being written."""
         self._in_flight = 0
         """Commands of this call that no enclosure has answered, those that were given up included."""
 
@@ -211,6 +237,8 @@ class _Batch:
     def close(self) -> None:
         """Let go of everything; after the end there is nothing."""
         self._parts.close()
+        for commit in list(self._commits.values()):
+            self._close_commit(commit)
         for put in [*self._under_way, *self._new]:
             self._let_go(put)
         for sets in self._borrowed:
@@ -274,9 +302,8 @@ class _Batch:
                     wanted.append(cached)
         for cached, more in _in_volleys(wanted):
             self._parts.start(cached.namespace, self._load(cached, more=more))
-        with _SEALING:
-            for put in begun:
-                self._is_read(put)
+        for put in begun:
+            self._is_read(put)
 
     def _load(self, cached: CachedSet, *, more: bool) -> Part:
         channel, at = self._channel, id(cached)
@@ -341,106 +368,174 @@ class _Batch:
     # -- a set's commit ---------------------------------------------------------------------------------
 
     def _commit_sealed(self) -> None:
-        """Write the values that are sealed, of each set whose directory this call does not write just now."""
-        sets: list[CachedSet] = []
+        """Write the values that are sealed, of each set whose directory this call does not write just now.
+        What need not wait goes to each namespace by one send."""
+        commits: list[_Commit] = []
         now, room = self._channel.now(), self._channel.queue_depth() - self._in_flight
         for at, puts in self._sealed.items():
-            if at in self._committing:
+            if at in self._commits:
                 continue
             room -= len(puts) + 1
-            if room < 0 and (sets or self._parts.has_begun_since(now - SLOW_SECONDS)):
+            if room < 0 and (commits or self._parts.has_begun_since(now - SLOW_SECONDS)):
                 break  # The others go when some of the queue's commands have been answered.
-            sets.append(puts[0].writing.reservation.cached)
-        for cached, more in _in_volleys(sets):
-            at = id(cached)
-            self._committing.add(at)
-            puts = self._sealed.pop(at)
-            self._parts.start(cached.namespace, self._commit(cached, puts, more=more))
+            commits.append(_Commit(puts[0].writing.reservation.cached, puts))
+        commits.sort(key=_place)
+        ready: list[_Commit] = []
+        for commit in commits:
+            at = id(commit.cached)
+            self._commits[at] = commit
+            del self._sealed[at]
+            if self._is_ready(commit, now):
+                ready.append(commit)
+        self._send(ready)
+        for commit in commits:
+            self._parts.start(commit.cached.namespace, self._commit(commit))
 
-    def _commit(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
-        """Write slots of one set and the directory that names them."""
+    def _is_ready(self, commit: _Commit, now: float) -> bool:
+        """Take the set's writer where it is free; whether its directory may be written with what is known."""
+        cached = commit.cached
+        commit.has_writer = cached.writer.acquire(blocking=False)
+        if not commit.has_writer or now >= self._until:
+            return False
+        may_write = self._volume.may_write(cached, self._channel) and not cached.in_doubt
+        return may_write and self._may_be_named(commit.puts)
+
+    def _commit(self, commit: _Commit) -> Part:
+        """Write slots of one set and the directory that names them, unless that was done; and see what comes
+        of it."""
+        channel, until = self._channel, self._until
         try:
-            until = self._until
-            if not cached.writer.acquire(blocking=False) and not (
-                yield Acquire(cached.writer, until, gives_way=True)
-            ):
-                self._refuse(puts, NOT_IN_TIME)
-                return
-            try:
-                yield from self._write(cached, puts, more=more)
-            finally:
-                cached.end_write()
+            if commit.naming is None:
+                yield from self._make_ready(commit)
+                if not commit.puts:
+                    return
+                self._send([commit])
+            while commit.puts:
+                # Mostly the directory's write is the last to be answered.
+                naming = _sent(commit.naming)
+                waited = commit.waiting if naming.is_answered else [naming]
+                in_time = yield AnyOf([write.pending for write in waited], until)
+                if not in_time:
+                    for write in commit.waiting:
+                        yield Wait(write.pending, until)  # so each counts as late
+                stored = self._ended(commit, in_time=in_time)
+                may_be_named = not stored or self._may_be_named(stored)
+                for put in stored:
+                    if may_be_named:
+                        commit.puts.remove(put)
+                        put.writing.show_stored(channel, commit.image)
+                        self._end(put, True)
+                    else:
+                        yield from self._name(put, commit)
+                        commit.puts.remove(put)
         finally:
-            self._committing.discard(id(cached))
+            self._close_commit(commit)
 
-    def _write(self, cached: CachedSet, puts: list[_Put], *, more: bool) -> Part:
-        """With the set's writer held. As `_name` of put.py, for several values."""
-        volume, channel, until = self._volume, self._channel, self._until
+    def _make_ready(self, commit: _Commit) -> Part:
+        """Wait for the set's writer, and for what else it takes to write its directory. As `_name` of put.py,
+        for several values. Those that cannot be written are taken out."""
+        volume, channel, until, cached = self._volume, self._channel, self._until, commit.cached
+        if not commit.has_writer:
+            commit.has_writer = yield Acquire(cached.writer, until, gives_way=True)
+            if not commit.has_writer:
+                self._refuse(commit, NOT_IN_TIME)
+                return
         if not volume.may_write(cached, channel):
             if (yield from load_writable(volume, channel, [cached], until)) is not None:
-                self._refuse(puts, IN_DOUBT if cached.in_doubt else UNREAD)
+                self._refuse(commit, IN_DOUBT if cached.in_doubt else UNREAD)
                 return
         elif cached.in_doubt:
             yield from prove(volume, channel, [cached], until, holds_writers=True)
             if cached.in_doubt:
-                self._refuse(puts, IN_DOUBT)
+                self._refuse(commit, IN_DOUBT)
                 return
         if channel.now() >= until:
-            self._refuse(puts, NOT_IN_TIME)
+            self._refuse(commit, NOT_IN_TIME)
             return
-        left = list(puts)
-        if not self._may_be_named(left):
-            for put in puts:
+        if not self._may_be_named(commit.puts):
+            for put in list(commit.puts):
                 try:
                     yield from put.writing.vouch(channel, until)
                 except PutRefused as refused:
-                    left.remove(put)
+                    commit.puts.remove(put)
                     self._end(put, refused)
-            if not left:
-                return
-        with cached.guard:
-            assert cached.directory is not None
-            image = cached.directory.copy()
-        entries = {put.number: put.writing.enter_into(channel, image) for put in left}
-        for put in left:
-            at = put.writing.reservation.offset
-            put.slot_write = channel.write(cached.namespace, at, [put.sealed], more=True)
-        naming = channel.write(cached.namespace, cached.offset, [image.image()], more=more)
-        self._in_flight += len(left) + 1
-        unnamed: MissCause | None = MissCause.LATE
-        try:
-            unnamed = yield from wait_for(channel, naming, until)
-            self._answered(unnamed)
-            while left:
-                ended = [put for put in left if _slot_write(put).done]
-                if not ended:
-                    yield AnyOf([_slot_write(put) for put in left], until)
-                    # Where none is done the time is up, for all of them.
-                    ended = [put for put in left if _slot_write(put).done] or list(left)
-                may_be_named = self._may_be_named(ended)
-                for put in ended:
-                    pending = _slot_write(put)
-                    unwritten = miss_cause_of(channel, pending, (yield Wait(pending, until)))
-                    self._answered(unwritten)
-                    left.remove(put)
-                    cause = unwritten or unnamed
-                    if cause is None:
-                        if may_be_named:
-                            put.writing.show_stored(channel, image)
-                            self._end(put, True)
-                        else:
-                            yield from self._name(put, image, entries[put.number])
-                        continue
-                    is_answered = all(each in (None, MissCause.CORRUPT) for each in (unwritten, unnamed))
-                    failed = pending if unwritten is not None else naming
-                    self._fail(put, failed, cause, entries[put.number], is_answered=is_answered)
-        finally:
-            # Some are left only where the call breaks off: what was sent may land, as after a late answer.
-            for put in left:
-                for pending in (_slot_write(put), naming):
-                    if not pending.done:
-                        channel.abandon(pending)
-                self._fail(put, naming, MissCause.LATE, entries[put.number], is_answered=False)
+
+    def _send(self, commits: Sequence[_Commit]) -> None:
+        """With the writers of their sets held."""
+        channel = self._channel
+        writes: list[Write] = []
+        for commit in commits:
+            cached = commit.cached
+            with cached.guard:
+                assert cached.directory is not None
+                image = commit.image = cached.directory.copy()
+            for put in commit.puts:
+                put.entry = put.writing.enter_into(channel, image)
+                writes.append((cached.namespace, put.writing.reservation.offset, [put.sealed]))
+            writes.append((cached.namespace, cached.offset, [image.image()]))
+        if not writes:
+            return
+        pendings = channel.write_many(writes)
+        self._in_flight += len(pendings)
+        at = 0
+        for commit in commits:
+            for put in commit.puts:
+                put.slot_write = _Write(pendings[at])
+                commit.waiting.append(put.slot_write)
+                at += 1
+            commit.naming = _Write(pendings[at])
+            commit.waiting.append(commit.naming)
+            at += 1
+
+    def _ended(self, commit: _Commit, *, in_time: bool) -> list[_Put]:
+        """The values whose slot and entry are on flash since the last look. Those that one of the two writes
+        has failed are ended here. Without `in_time` what is not answered is late."""
+        channel, waiting = self._channel, commit.waiting
+        first = channel.arrived([write.pending for write in waiting], 0)
+        self._in_flight -= first
+        left: list[_Write] = []
+        for at, write in enumerate(waiting):
+            if at >= first:
+                pending = write.pending
+                is_done = pending.done
+                if is_done:
+                    channel.took(pending)
+                elif in_time:
+                    left.append(write)
+                    continue
+                write.cause = miss_cause_of(channel, pending, is_done)
+                self._answered(write.cause)
+            write.is_answered = True
+        commit.waiting = left
+        naming = _sent(commit.naming)
+        if not naming.is_answered:
+            return []
+        stored: list[_Put] = []
+        for put in list(commit.puts):
+            slot_write = _sent(put.slot_write)
+            if not slot_write.is_answered:
+                continue
+            if slot_write.cause is None and naming.cause is None:
+                stored.append(put)
+            else:
+                commit.puts.remove(put)
+                failed = slot_write if slot_write.cause is not None else naming
+                is_answered = all(each.cause in (None, MissCause.CORRUPT) for each in (slot_write, naming))
+                self._fail(put, failed, is_answered=is_answered)
+        return stored
+
+    def _close_commit(self, commit: _Commit) -> None:
+        """Let go of the set. Some values are left only where the call breaks off: what was sent of them may
+        land, as after a late answer."""
+        for write in commit.waiting:
+            if not write.pending.done:
+                self._channel.abandon(write.pending)
+        if commit.naming is not None:
+            for put in commit.puts:
+                commit.naming.cause = MissCause.LATE
+                self._fail(put, commit.naming, is_answered=False)
+        if self._commits.pop(id(commit.cached), None) is not None and commit.has_writer:
+            commit.cached.end_write()
 
     def _answered(self, cause: MissCause | None) -> None:
         """A command has ended. One that is late is in its queue still."""
@@ -453,25 +548,29 @@ class _Batch:
         codecs = {put.writing.reservation.sealer.codec for put in puts}
         return all(self._volume.vouches_at_once(self._channel, codec) for codec in codecs)
 
-    def _name(self, put: _Put, image: Directory, entry: Entry) -> Steps[None]:
+    def _name(self, put: _Put, commit: _Commit) -> Steps[None]:
         """Its slot and its entry are on flash."""
+        entry = put.entry
+        assert entry is not None
         try:
-            yield from put.writing.named(self._channel, image, entry, self._until)
+            yield from put.writing.named(self._channel, commit.image, entry, self._until)
         except PutRefused as refused:
             self._end(put, refused)
         else:
             self._end(put, True)
 
-    def _fail(
-        self, put: _Put, pending: Pending, cause: MissCause, entry: Entry, *, is_answered: bool
-    ) -> None:
-        failed = put.writing.failed(self._channel, pending, cause, entry, is_answered=is_answered)
+    def _fail(self, put: _Put, write: _Write, *, is_answered: bool) -> None:
+        entry, cause = put.entry, write.cause
+        assert entry is not None
+        assert cause is not None
+        failed = put.writing.failed(self._channel, write.pending, cause, entry, is_answered=is_answered)
         self._end(put, failed)
 
-    def _refuse(self, puts: list[_Put], why: str) -> None:
-        """Nothing of them was written."""
-        for put in puts:
+    def _refuse(self, commit: _Commit, why: str) -> None:
+        """Nothing of it was written."""
+        for put in commit.puts:
             self._end(put, put.writing.refuse(self._channel, PutRefused(why, MissCause.LATE)))
+        commit.puts = []
 
 
 def _in_volleys(sets: Sequence[CachedSet]) -> list[tuple[CachedSet, bool]]:
@@ -480,9 +579,13 @@ def _in_volleys(sets: Sequence[CachedSet]) -> list[tuple[CachedSet, bool]]:
     return [(sets[number], more) for number, more in in_volleys(places)]
 
 
-def _slot_write(put: _Put) -> Pending:
-    assert put.slot_write is not None
-    return put.slot_write
+def _place(commit: _Commit) -> tuple[int, int]:
+    return commit.cached.namespace, commit.cached.offset
+
+
+def _sent(write: _Write | None) -> _Write:
+    assert write is not None
+    return write
 
 
 def rooms_for(volume: Volume, channel: IoChannel, values: Sequence[memoryview]) -> list[memoryview]:

@@ -13,7 +13,7 @@ alone. A caller that has to know reads what was written (agent/fs/files/pool_sto
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,13 +116,18 @@ class UnflushedWrites:
 
     def wrote(self, nguid: bytes, pending: Pending, sessions: int = 0) -> None:
         """A write was sent there; `sessions` had begun before it was."""
+        self.wrote_many(nguid, (pending,), sessions)
+
+    def wrote_many(self, nguid: bytes, pendings: Sequence[Pending], sessions: int) -> None:
+        """The same of several, in the order in which they were sent."""
         with self._lock:
             state = self._state(nguid)
-            # Who asks what was answered looks anew. So here it is for the bound alone.
-            if len(state.open) >= max(OPEN_LOOK, 2 * state.left):
-                state.look()
-            self.number += 1
-            state.sent_one(self.number, pending, sessions)
+            for pending in pendings:
+                # Who asks what was answered looks anew. So here it is for the bound alone.
+                if len(state.open) >= max(OPEN_LOOK, 2 * state.left):
+                    state.look()
+                self.number += 1
+                state.sent_one(self.number, pending, sessions)
 
     def mark(self, nguid: bytes) -> int | None:
         """Up to where a flush that is sent now makes writes durable; None: nothing is to be flushed."""

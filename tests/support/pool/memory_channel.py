@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
-from agent.pool.steps import Acquire, Pending, Read, Steps, Wait, read_each, take_each
+from agent.pool.steps import Acquire, Pending, Read, Steps, Wait, Write, read_each, take_each, write_each
 from agent.pool.write.flush_tracking import UnflushedWrites
 from agent.remote.circuit_breaker import NOT_ANSWERING
 from agent.remote.queue_slot import QUEUE_DEPTH
@@ -176,6 +176,9 @@ class MemoryChannel:
 
     def read_many(self, reads: Sequence[Read]) -> list[Pending]:
         return read_each(self, reads)
+
+    def write_many(self, writes: Sequence[Write]) -> list[Pending]:
+        return write_each(self, writes)
 
     def arrived(self, pendings: Sequence[Pending], first: int) -> int:
         return take_each(self, pendings, first)
