@@ -213,9 +213,7 @@ def most_hits(context: int) -> float:
     return 1 - 1 / context
 
 
-def scenario_of(
-    tables: Tables, choice: Choice, context: int, hit_share: float, local_share: float = 0.0
-) -> Scenario:
+def scenario_of(tables: Tables, choice: Choice, context: int, hit_share: float) -> Scenario:
     """The scenario of a choice. Raises UserError for unknown names and for a model that does not fit."""
     model, gpu = find("model", choice.model, tables.models), find("GPU", choice.gpu, tables.gpus)
     pod = find("pod", choice.pod, tables.pods)
@@ -237,7 +235,7 @@ def scenario_of(
         bytes_per_token=bytes_per_token,
         context=context,
         hit_share=min(hit_share, most_hits(context)),
-        local_share=local_share,
+        local_share=0.0,
         lanes_gb_s=MappingProxyType(
             {
                 HOST_NIC: pod.host_nic_gb_s.value / pod.gpus_per_host.value,

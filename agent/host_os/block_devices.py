@@ -44,7 +44,7 @@ def is_device_folder(folder: Path, devices: Path = _DEVICES, mounts: Path = _MOU
     return False
 
 
-def backing_file(descriptor: int, system: Path = _SYSTEM) -> int:
+def backing_file(descriptor: int) -> int:
     """A descriptor of the file behind an open loop device, for the caller to close. -1: it is no loop device,
     or this process cannot reach its file by name."""
     found = os.fstat(descriptor)
@@ -53,7 +53,7 @@ def backing_file(descriptor: int, system: Path = _SYSTEM) -> int:
         return -1
     number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
     with suppress(OSError):
-        name = (system / "dev/block" / number / "loop/backing_file").read_text().rstrip("\n")
+        name = (_SYSTEM / "dev/block" / number / "loop/backing_file").read_text().rstrip("\n")
         behind = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if _identity(os.fstat(behind)) == wanted:
             return behind

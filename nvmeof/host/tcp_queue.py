@@ -377,9 +377,10 @@ class TcpQueue:
                 fatal_error_status=FatalErrorStatus.LIMIT_EXCEEDED,
                 information=16,
             )
-        if command.data_in is None:
+        place = command.data_in
+        if place is None:
             return self._discards(pdu.data_length)
-        return command.data_in[pdu.offset : end]
+        return place if pdu.data_length == command.in_bytes else place[pdu.offset : end]
 
     def _in_flight(self, cid: int) -> Command:
         command = self._commands.get(cid)

@@ -182,16 +182,15 @@ class PduReceiver:
                 self.surprises += 1
                 self._take_in_order(expected[number:EXPECTED_MAX], at, count, events)
                 return 0
-            self._begin(answer, size)
             at += SMALLEST_PDU
             count -= SMALLEST_PDU
             if count < size:
+                self._begin(answer, size)
                 if count:
                     self._landed(count)
                 return 0
+            self._owner.place(answer)  # all of it is there by now
             count -= size
-            self.pdu, self.payload_left = None, 0
-            self._views = []
             events.append(answer)
         return count
 

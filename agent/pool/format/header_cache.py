@@ -17,6 +17,7 @@ import random
 from typing import Final, Generic, TypeVar
 
 from agent.inline.cipher_suites import Place
+from agent.inline.scatter import Buffer
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class HeaderCache(Generic[T]):
     the interpreter's lock, and a race costs a header's second proof."""
 
     def __init__(self, kept_max: int = KEPT_MAX, seen_max: int = SEEN_MAX) -> None:
-        self._kept: dict[bytes, tuple[bytes, Place, T]] = {}
+        self._kept: dict[bytes, tuple[bytearray, Place, T]] = {}
         self._seen: dict[bytes, None] = {}
         self._kept_max = kept_max
         self._seen_max = seen_max
@@ -43,12 +44,13 @@ class HeaderCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, salt: bytes, header: bytes, place: Place) -> T | None:
+    def find(self, salt: bytes, header: Buffer, place: Place) -> T | None:
         """What this very header has proven at this very place; None: not remembered."""
         kept = self._kept.get(salt)
         if kept is None:
             return None
         known, where, proven = kept
+        # A bytearray on the left compares memory, with a memoryview as well.
         return proven if where.slot == place.slot and where.nguid == place.nguid and known == header else None
 
     def keep(self, salt: bytes, header: bytes, place: Place, proven: T) -> None:
@@ -63,7 +65,7 @@ class HeaderCache(Generic[T]):
                 return
             self._passed_over = random.randrange(2 * TAKES_ONE_OF - 1)
             _make_room(self._kept, self._kept_max)
-        self._kept[salt] = (header, place, proven)
+        self._kept[salt] = (bytearray(header), place, proven)
 
 
 def _make_room(kept: dict[bytes, T], most: int) -> None:

@@ -60,6 +60,7 @@ _PROVEN: Final = struct.Struct("<32x16sQQIIH")
 """What of the sealed text is not compared as it is."""
 _SEALED_AT: Final[int] = _PRELUDE.size
 _SALT_AT: Final = 24
+_SALT: Final = struct.Struct(f"{_SALT_AT}x{SALT_BYTES}s")
 _PROOFS_AT: Final[int] = _SEALED.size
 _SEALED_BYTES: Final = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
 assert _PRELUDE.size == 64
@@ -159,10 +160,11 @@ class SlotCodec:
         self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
     ) -> "OpenSlot | MissCause":
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
-        whole = bytes(header)  # what is compared is what is opened, whatever becomes of the buffer
-        salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
-        opened = self.proven_headers.find(salt, whole, place)
+        salt: bytes = _SALT.unpack_from(header)[0]
+        opened = self.proven_headers.find(salt, header, place)
         if opened is None:
+            whole = bytes(header)  # what is proven is what is kept, whatever becomes of the buffer
+            salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
             proven = self._prove(whole, place)
             if isinstance(proven, MissCause):
                 return proven

@@ -42,6 +42,8 @@ from agent.pool.write.set_transaction import SetTransaction
 YOUNG_LEAST_SECONDS = 1.0
 NOTHING_OPENS = 8
 """With so many bad slots and no good one, a set is left as it is."""
+REPORTS_AT_ONCE = 4
+"""Of a volume, at one call."""
 PAUSE_SECONDS = 0.5
 """Between the first look at a slot and the next: a drive's brief trouble is over then."""
 WALK_LEAST, WALK_REFUSED_SHARE = 100, 50
@@ -206,12 +208,10 @@ def _settle_slot(
         return True
 
 
-def look_into_reports(
-    volumes: Sequence[Volume], channel: IoChannel, counters: ScrubCounters, most: int = 4
-) -> Steps[None]:
-    """Look at slots that gets and puts reported, `most` of each volume."""
+def look_into_reports(volumes: Sequence[Volume], channel: IoChannel, counters: ScrubCounters) -> Steps[None]:
+    """Look at slots that gets and puts reported, a few of each volume."""
     for volume in volumes:
-        for _ in range(most):
+        for _ in range(REPORTS_AT_ONCE):
             place = volume.media_errors.next_report(channel.now(), PAUSE_SECONDS)
             if place is None or volume.erased:
                 break

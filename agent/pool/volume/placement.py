@@ -114,6 +114,10 @@ class Placement:
         self._alike = len({extent.sets for extent in extents}) == 1
         """All have the same weight, so the scores are in the order of what they are made of."""
         self._sets: NDArray[np.uint64] = np.array([extent.sets for extent in extents], dtype=np.uint64)
+        self._steps_and_sets: NDArray[np.uint64] = np.array(
+            (max(extents[0].sets - 1, 1), extents[0].sets), dtype=np.uint64
+        )
+        """What the two words of a pseudonym are divided by, in a volume of one extent."""
         self._namespaces: NDArray[np.int64] = np.array([each.namespace for each in extents], dtype=np.int64)
         self._offsets: NDArray[np.uint64] = np.array([each.offset for each in extents], dtype=np.uint64)
         most = max(range(len(extents)), key=lambda number: extents[number].sets)
@@ -194,15 +198,18 @@ class Placement:
     def _places_in_one(self, words: NDArray[np.uint64], set_bytes: int) -> list[Rank]:
         """`places` of a volume with one extent: both words of all pseudonyms are mixed by one call."""
         extent, mixed = self._extents[0], _mixed_all(words ^ self._seeds[0])
-        sets, offset, size = np.uint64(extent.sets), np.uint64(extent.offset), np.uint64(set_bytes)
-        first = mixed[:, 1] % sets
-        second = first
+        # In place and in both columns at once: each operation costs more than what it does to so few numbers.
+        mixed %= self._steps_and_sets
+        second, first = mixed.T
         if extent.sets > 1:
-            second = (first + _ONE + mixed[:, 0] % (sets - _ONE)) % sets
-        return [
-            ([extent.namespace] * len(words), (offset + numbers * size).tolist())
-            for numbers in (first, second)
-        ]
+            second += _ONE
+        second += first
+        second %= self._sets
+        mixed *= np.uint64(set_bytes)
+        mixed += self._offsets
+        namespaces = [extent.namespace] * len(words)
+        second_at, first_at = mixed.T.tolist()
+        return [(namespaces, first_at), (namespaces, second_at)]
 
     def best_places(self, low: NDArray[np.uint64], high: NDArray[np.uint64], set_bytes: int) -> Rank:
         """As `best_set`, of many pseudonyms."""
