@@ -2,6 +2,10 @@
 
 Both are of the same round: first the path, four threads that get or put, then each part of the floor alone.
 The path's time is that of all its processes: the client that asks, the agent, the enclosure.
+
+A mount costs more than the copy that the floor has of it: pages are looked up one by one, and processes are
+woken. So where a value crosses one, the record has `mount_us`, and `times_with_mount`: the path's time over a
+floor with the whole of it in the place of the copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +16,7 @@ from agent.bench.pool_probes import PUT_BYTES, GetProbe, PutProbe, shape_for, va
 from agent.bench.redis_pipelines import PIPELINED
 from agent.bench.rounds import Sample, metered
 from agent.bench.sites import Sites
-from agent.bench.work_floors import CipherPart, CopyPart, DatagramPart, Part, StreamPart
+from agent.bench.work_floors import CipherPart, CopyPart, DatagramPart, MountPart, Part, StreamPart
 from agent.errors import G35Error
 
 PoolPath = GetProbe | PutProbe
@@ -21,12 +25,27 @@ Paths = Mapping[str, Callable[[Sites, int], tuple[PoolPath, Sequence[Part]]]]
 
 def _get(sites: Sites, size: int) -> tuple[PoolPath, Sequence[Part]]:
     stream = StreamPart(sites, size, 1, from_bytes=values_got(size) * size)
-    return GetProbe(sites, shape_for(size)), (stream, CipherPart(size, opens=True), CopyPart(size))
+    mount = MountPart(sites, size, reads=True)
+    return GetProbe(sites, shape_for(size)), (stream, CipherPart(size, opens=True), CopyPart(size), mount)
 
 
 def _put(sites: Sites, size: int) -> tuple[PoolPath, Sequence[Part]]:
     stream = StreamPart(sites, size, 1, into_bytes=PUT_BYTES)
-    return PutProbe(sites, shape_for(size)), (CopyPart(size), CipherPart(size, opens=False), stream)
+    mount = MountPart(sites, size, reads=False)
+    return PutProbe(sites, shape_for(size)), (CopyPart(size), CipherPart(size, opens=False), stream, mount)
+
+
+def _get_registered(sites: Sites, size: int) -> tuple[PoolPath, Sequence[Part]]:
+    """Into registered memory, a key a call: without a copy by the kernel."""
+    probe = GetProbe(sites, shape_for(size), batch=1, registered=True)
+    stream = StreamPart(sites, size, 1, from_bytes=values_got(size) * size)
+    return probe, (stream, CipherPart(size, opens=True))
+
+
+def _put_registered(sites: Sites, size: int) -> tuple[PoolPath, Sequence[Part]]:
+    probe = PutProbe(sites, shape_for(size), batch=1, registered=True)
+    stream = StreamPart(sites, size, 1, into_bytes=PUT_BYTES)
+    return probe, (CipherPart(size, opens=False), stream)
 
 
 def _get_batch(sites: Sites, size: int) -> tuple[PoolPath, Sequence[Part]]:
@@ -41,7 +60,14 @@ def _rdma_get(sites: Sites, size: int) -> tuple[PoolPath, Sequence[Part]]:
     return probe, (DatagramPart(size), CipherPart(size, opens=True), CopyPart(size))
 
 
-PATHS: Paths = {"get": _get, "put": _put, "get_batch": _get_batch, "rdma_get": _rdma_get}
+PATHS: Paths = {
+    "get": _get,
+    "put": _put,
+    "get_registered": _get_registered,
+    "put_registered": _put_registered,
+    "get_batch": _get_batch,
+    "rdma_get": _rdma_get,
+}
 """By the second word of `Entry.kind`, behind "over_floor "."""
 
 
@@ -68,7 +94,10 @@ class OverFloorProbe:
         floor: dict[str, float] = {}
         for part in self._parts:
             floor |= part.measure(seconds / 2 / len(self._parts))
+        mount = floor.pop("mount", None)
         whole, least = sum(path.values()), sum(floor.values())
         parts = {f"{name}_us": taken for name, taken in (*path.items(), *floor.items())}
         parts |= {"path_us": whole, "floor_us": least}
+        if mount is not None:
+            parts |= {"mount_us": mount, "times_with_mount": whole / (least - floor["copy"] + mount)}
         return Sample(whole / least, ran.operations, ran.bytes, ran.seconds, parts=parts)

@@ -156,11 +156,12 @@ def _speed_and_times(figure: Figure | None) -> str:
 def over_floors(figures: Mapping[str, Figure]) -> Table | None:
     """Processor time over that of the work no design can leave out; None where none was measured.
 
-    Microseconds a value, of each process and of each part of the floor. A dash: no such part.
+    Microseconds a value, of each process and of each part of the floor. A dash: no such part. `mount` is
+    what a mount costs by itself; the last column has that in the place of the copy (over_floor.py).
     """
-    shares = ("client", "agent", "enclosure", "path", "send", "receive", "cipher", "copy", "floor")
+    shares = ("client", "agent", "enclosure", "path", "send", "receive", "cipher", "copy", "floor", "mount")
     title = "processor time over its floor (us a value)"
-    made = folding_table(title, ("name",), (*shares, "over", "rounds", "goal"))
+    made = folding_table(title, ("name",), (*shares, "over", "rounds", "goal", "over, with mount"))
     for name, figure in figures.items():
         if figure.entry.kind.startswith(OVER_FLOOR):
             taken = [figure.details.get(f"{share}_us") for share in shares]
@@ -171,6 +172,7 @@ def over_floors(figures: Mapping[str, Figure]) -> Table | None:
                 f"{figure.value:.2f}",
                 f"{min(rounds):.2f}-{max(rounds):.2f}",
                 f"{GOALS[name]:g}" if name in GOALS else "-",
+                "-" if (times := figure.details.get("times_with_mount")) is None else f"{times:.2f}",
             )
     return made if made.row_count else None
 

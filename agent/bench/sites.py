@@ -271,6 +271,10 @@ class Sites:
         self._run("the mount from memory", "memory_mount", ready, str(mount), *sizes)
         return mount / "block"
 
+    @property
+    def memory_mount_pid(self) -> int:
+        return int((self.folder / "memory_mount.pid").read_text())
+
     @cached_property
     def redis(self) -> RedisSite:
         return RedisSite(self.folder / "redis", self._stack)

@@ -5,6 +5,7 @@ mount. Each part is done here with nothing around it, by the calls that are chea
 same size and out of as much memory. Left out on purpose: asking for a value, finding it, waking anybody.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -19,9 +20,12 @@ from typing import Protocol
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from agent.bench.contents import Contents, pages
+from agent.bench.meter import ProcessMeter
+from agent.bench.one_file import READY_NAME
 from agent.bench.processor_time import process_seconds
 from agent.bench.raw_tcp_server import ASK, BEGIN, drive_blocks
-from agent.bench.sites import Sites
+from agent.bench.rounds import Turn, metered, together
+from agent.bench.sites import IN_FLIGHT, Sites
 from agent.errors import G35Error
 from agent.inline.cipher_suites import PROOF_BYTES
 from nvmeof.transport.page_sender import LEAST_BYTES, pays_here
@@ -169,6 +173,34 @@ class CopyPart:
             return {"copy": _each(lambda: os.preadv(file, [self._into], 0), seconds)}
         finally:
             os.close(file)
+
+
+class MountPart:
+    """A value across a mount, and nothing else: `mount`, of both processes.
+
+    Our door answers a READ at once with what lies in its memory, or drops what a WRITE brought. So this is
+    the kernel's copy, its pages and wake-ups, and the door. Four threads ask, as on the path.
+    """
+
+    def __init__(self, sites: Sites, value_bytes: int, *, reads: bool) -> None:
+        self._sites, self._bytes, self._reads = sites, value_bytes, reads
+
+    def prepare(self) -> None:
+        path = self._sites.memory_file.with_name(READY_NAME.decode())
+        file = os.open(path, os.O_RDONLY if self._reads else os.O_WRONLY)
+        self._sites.at_end(lambda: os.close(file))
+        move = os.preadv if self._reads else os.pwritev
+        self._turns: list[Turn] = [
+            functools.partial(move, file, [pages(self._bytes)], 0) for _ in range(IN_FLIGHT)
+        ]
+
+    def measure(self, seconds: float) -> dict[str, float]:
+        meter = ProcessMeter({"door": self._sites.memory_mount_pid})
+        with metered(meter):
+            ran = together(self._turns, seconds)
+        if ran.bytes != ran.operations * self._bytes:
+            raise G35Error("the mount from memory moved less than it was asked for")
+        return {"mount": sum(meter.spent.values()) * 1e6 / ran.operations}
 
 
 def _each(work: Callable[[], object], seconds: float) -> float:

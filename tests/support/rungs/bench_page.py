@@ -26,7 +26,14 @@ Run = Mapping[str, Mapping[str, Any]]
 """Records of one run, by name."""
 
 SHARES = ("client", "agent", "enclosure", "path", "send", "receive", "cipher", "copy", "floor")
-FLOORS = ("get_1m_over_floor", "put_1m_over_floor", "get_64k_over_floor", "rdma_get_1m_over_floor")
+FLOORS = (
+    "get_1m_over_floor",
+    "put_1m_over_floor",
+    "get_1m_registered_over_floor",
+    "put_1m_registered_over_floor",
+    "get_64k_over_floor",
+    "rdma_get_1m_over_floor",
+)
 
 _SIZES = (("64 KiB", "64k"), ("1 MiB", "1m"), ("4 MiB", "4m"))
 _WAYS = (
@@ -85,7 +92,11 @@ def floors(runs: Sequence[Run]) -> str:
                 for share in SHARES
             ]
             goal = f"{GOALS[name]:g}" if name in GOALS else "–"
-            rows.append([f"`{name}`", *parts, f"**{spread([one['value'] for one in found])}**", goal])
+            mounted = [one for one in found if "mount_us" in one]
+            mount = _shown(median(one["mount_us"] for one in mounted)) if mounted else "–"
+            with_mount = spread([one["times_with_mount"] for one in mounted]) if mounted else "–"
+            times = spread([one["value"] for one in found])
+            rows.append([f"`{name}`", *parts, f"**{times}**", goal, mount, with_mount])
     head = [
         "us of processor a value",
         *SHARES[:3],
@@ -94,6 +105,8 @@ def floors(runs: Sequence[Run]) -> str:
         "**floor**",
         "times the floor",
         "goal",
+        "mount",
+        "times, with the mount",
     ]
     return table(head, rows)
 

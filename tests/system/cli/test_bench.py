@@ -84,18 +84,21 @@ def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
 def test_floors(processes: Processes, tmp_path: Path) -> None:
     """Processor time of each process, and of each part of the floor, add up to what the value is made of."""
     target = tmp_path / "bench.json"
-    names = ["get_1m_over_floor", "put_1m_over_floor"]
+    through_mount = ["get_1m_over_floor", "put_1m_over_floor"]
+    names = [*through_mount, "get_1m_registered_over_floor", "put_1m_registered_over_floor"]
     bench = processes.g35(
         "bench", *names, "--seconds", "0.5", "--json", target, environment={"TMPDIR": str(tmp_path)}
     )
     assert bench.process.wait(180) == 0, bench.output
     found = {record["name"]: record for record in json.loads(target.read_text())}
     assert set(found) == set(names)
-    path, floor = ("client", "agent", "enclosure"), ("send", "receive", "cipher", "copy")
-    for record in found.values():
+    path, floor = ("client", "agent", "enclosure"), ("send", "receive", "cipher")
+    for name, record in found.items():
         assert record["value"] > 0
         taken = {key.removesuffix("_us"): value for key, value in record.items() if key.endswith("_us")}
-        assert set(taken) == {*path, "path", *floor, "floor"}
+        crossed = ("copy", "mount") if name in through_mount else ()
+        assert set(taken) == {*path, "path", *floor, "floor", *crossed}
+        assert ("times_with_mount" in record) == bool(crossed)
         assert all(value > 0 for value in taken.values())
 
 

@@ -44,6 +44,7 @@ PROMISED = {
     "write_amplification": "ratio",
     "agent_rss_mib": "MiB",
     **{f"{name}_over_floor": "ratio" for name in ("get_1m", "put_1m", "get_64k", "rdma_get_1m")},
+    **{f"{verb}_1m_registered_over_floor": "ratio" for verb in ("get", "put")},
 }
 """Scripts outside the repository use these names."""
 
@@ -155,8 +156,9 @@ def test_ahead_is_above_one_for_more_speed_and_for_less_time() -> None:
 
 def test_processor_time_is_shown_beside_its_floor() -> None:
     parts = {"client_us": 60.0, "agent_us": 300.0, "enclosure_us": 120.0, "path_us": 480.0, "floor_us": 240.0}
+    parts |= {"mount_us": 180.0, "times_with_mount": 1.25}
     found = Figure(CATALOG["rdma_get_1m_over_floor"], 2.0, {**parts, "rounds": [1.9, 2.0, 2.3]})
-    console = Console(width=140)
+    console = Console(width=170)
     with console.capture() as capture:
         shown = records.over_floors({"rdma_get_1m_over_floor": found, "aes_1m": figure("aes_1m", 1.0)})
         assert shown is not None
@@ -172,9 +174,11 @@ def test_processor_time_is_shown_beside_its_floor() -> None:
         "-",
         "-",
         "240",
+        "180",
         "2.00",
         "1.90-2.30",
         "-",
+        "1.25",
     ]
     assert records.over_floors({"aes_1m": figure("aes_1m", 1.0)}) is None
 
