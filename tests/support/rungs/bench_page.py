@@ -62,6 +62,29 @@ UNDER_LOAD = tuple(
     if key in LOAD_SIZES
     for load in LOADS
 )
+ASKED: Sequence[tuple[str, str, float]] = (
+    *((name, "", -goal) for name, goal in GOALS.items()),
+    ("kv_get_64k_b32", "redis_get_64k_b32", 1.5),
+    ("kv_put_64k_b32", "redis_put_64k_b32", 1.2),
+    ("kv_get_16k_b32", "redis_get_16k_b32", 1),
+    ("kv_get_4k_b32", "redis_get_4k_b32", 1),
+    *(
+        (f"kv_{verb}_{size}_x1", f"redis_{verb}_{size}_x1", 1)
+        for size in ("64k", "1m")
+        for verb in ("get", "put")
+    ),
+    ("fs_read_1g", "kv_get_4m", 0.7),
+    ("fs_read_1g_direct", "kv_get_4m", 0.9),
+    ("fs_write_1g_fsync", "kv_put_4m", 0.8),
+    ("shared_get_16m", "by_path_get_16m", 0.9),
+    ("shared_put_16m", "by_path_put_16m", 0.9),
+    ("shim_loop_block_ms", "", -1),
+    ("query_1k_p99_ms", "", -5),
+    ("up_ready_s", "", -2),
+    ("restart_first_hit_s", "", -0.5),
+)
+"""What the project wants of a record: so many times another one, or of its value where no other is named. At
+least so much, at most where it is negative."""
 EVEN = 0.05
 """Ratios so near to 1 in the median are called level."""
 
@@ -109,6 +132,20 @@ def floors(runs: Sequence[Run]) -> str:
         "times, with the mount",
     ]
     return table(head, rows)
+
+
+def goals(runs: Sequence[Run]) -> str:
+    """What was asked, and in how many of the runs it was reached."""
+    rows = []
+    for name, other, asked in ASKED:
+        found = [run for run in runs if name in run and (not other or other in run)]
+        measured = [run[name]["value"] / (run[other]["value"] if other else 1) for run in found]
+        if measured:
+            met = sum(each <= -asked if asked < 0 else each >= asked for each in measured)
+            what = f"`{name}`, of `{other}`" if other else f"`{name}`"
+            limit = f"{abs(asked):g} {'at most' if asked < 0 else 'at least'}"
+            rows.append([what, spread(measured), limit, f"{met} of {len(measured)}"])
+    return table(["record", "measured", "asked", "reached in"], rows)
 
 
 def beside(works: Sequence[tuple[str, str]], runs: Sequence[Run]) -> str:
@@ -230,6 +267,7 @@ def is_profile(run: Run) -> bool:
 MADE: Mapping[str, Callable[[Sequence[Run]], str]] = {
     "profile": lambda runs: profiles([run for run in runs if is_profile(run)]),
     "behind": lambda runs: "\n" + "\n".join(behind(runs) or ["- nothing that was measured"]) + "\n\n",
+    "goals": goals,
     "floors": floors,
     "beside": lambda runs: beside(BESIDE, runs),
     "batches": lambda runs: beside(BATCHES, runs),

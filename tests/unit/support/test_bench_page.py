@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.rungs import bench_page
-from tests.support.rungs.bench_page import FLOORS, MADE, behind, main, page_with, spread
+from tests.support.rungs.bench_page import MADE, behind, main, page_with, spread
 
 
 def run(**values: float) -> dict[str, dict[str, Any]]:
@@ -73,10 +73,28 @@ def test_times_under_a_fixed_load_are_a_table_of_their_own() -> None:
 
 
 def test_floors_have_medians_of_their_parts_and_all_of_their_values() -> None:
+    name = "get_64k_over_floor"
     shares = {f"{share}_us": 10.0 for share in bench_page.SHARES if share != "copy"}
-    made = [{FLOORS[2]: {"name": FLOORS[2], "value": value, **shares}} for value in (2.5, 2.0, 3.0)]
+    made = [{name: {"name": name, "value": value, **shares}} for value in (2.5, 2.0, 3.0)]
     *_, body = rows(MADE["floors"](made))
-    assert body == [f"`{FLOORS[2]}`", *["10.00"] * 4, *["10.00"] * 3, "–", "10.00", "**2.00 – 3.00**", "2"]
+    times = ["**2.00 – 3.00**", "2", "–", "–"]
+    assert body == [f"`{name}`", *["10.00"] * 4, *["10.00"] * 3, "–", "10.00", *times]
+    for record in (run[name] for run in made):
+        record |= {"mount_us": 30.0, "times_with_mount": record["value"] / 2}
+    *_, body = rows(MADE["floors"](made))
+    assert body[-2:] == ["30.00", "1.00 – 1.50"]
+
+
+def test_what_was_asked_stands_beside_what_was_measured() -> None:
+    made = [
+        run(put_1m_over_floor=value, kv_get_4k_b32=0.5, redis_get_4k_b32=other, shim_loop_block_ms=0.5)
+        for value, other in ((1.3, 0.5), (1.5, 0.4), (1.4, 1.0))
+    ]
+    assert rows(MADE["goals"](made))[2:] == [
+        ["`put_1m_over_floor`", "1.30 – 1.50", "1.4 at most", "2 of 3"],
+        ["`kv_get_4k_b32`, of `redis_get_4k_b32`", "0.5 – 1.25", "1 at least", "2 of 3"],
+        ["`shim_loop_block_ms`", "0.5", "1 at most", "3 of 3"],
+    ]
 
 
 def test_all_else_has_what_no_other_table_has() -> None:
