@@ -58,7 +58,7 @@ def test_what_was_acknowledged_amid_faults_is_served(make_pool: Callable[..., Po
         some_turns(1)
         for name in ("jbof-1", "jbof-0"):
             pool.wait_restarted(name, pool.kill(name))
-            pool.wait_connected(2)
+            pool.wait_connected(2 * int(ports))  # each port counts
             some_turns(1)
     finally:
         stop.set()
