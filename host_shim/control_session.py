@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
@@ -87,6 +87,11 @@ _libc.ioctl.restype = ctypes.c_int
 
 class Files:
     """The system calls of a session. A subclass has them elsewhere: a scripted agent, a virtio-fs device."""
+
+    ENDS_BEFORE_IT_RAISES: ClassVar[bool] = True
+    """Nobody works on an ioctl any more when an exception comes out of it, whichever that is: Python runs the
+    handlers of signals once a system call has returned, and FUSE returns when the agent has answered, has not
+    had the request, or is gone (`NO_ANSWER`)."""
 
     def open(self, path: str) -> int:
         """A session. ENOTSUP for an ordinary file of this name: what it gives back would be no values."""
@@ -159,7 +164,10 @@ class Session:
 
     def __init__(self, path: str, files: Files, memory: RegisteredMemory | None = None) -> None:
         self._files = files
-        self._transfers = None if memory is None else Transfers(files.ioctl, memory)
+        self._transfers: Transfers | None = None
+        if memory is not None:
+            ends = files.ENDS_BEFORE_IT_RAISES
+            self._transfers = Transfers(files.ioctl, memory, ends_before_it_raises=ends)
         self._gives_at_once = True
         self._one_by_one: dict[tuple[Ioctl, str], float] = {}
         """Volumes whose values the agent wants to be moved one by one, and until when it is believed."""

@@ -64,6 +64,8 @@ class Registrable:
         _touch(self.descriptor, mapped)
         self.view = memoryview(mapped)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        self.may_be_in_use = False
+        """A call has ended here, by an exception, and an agent may still work on the memory."""
 
     def __del__(self) -> None:
         """The descriptor goes with the last call that may wait for the agent; the mapping, with its last
@@ -128,10 +130,7 @@ class RegisteredMemory:
         return scrap[:size]
 
     def borrow_aside(self) -> memoryview | None:
-        """Registered memory for one request; None where all of it is in use, or there is none.
-
-        It is given back once no agent can touch it any more, or else forgotten.
-        """
+        """Registered memory for one request; None where all of it is in use, or there is none."""
         try:
             return self._aside.pop()
         except IndexError:
@@ -146,13 +145,20 @@ class RegisteredMemory:
             return aside if self.find(aside) is not None else None
         finally:
             if aside is None or self.find(aside) is None:
-                self.forget_aside()
+                self._forget_aside()
 
     def give_back_aside(self, aside: memoryview) -> None:
-        self._aside.append(aside)
+        """Where an agent may still touch it, it is let go instead, and another one may be made."""
+        place = self.find(aside)
+        if place is None or not place[0].may_be_in_use:
+            self._aside.append(aside)
+            return
+        with self._lock:
+            known = [each for each in self._by_address[1] if each is not place[0]]
+            self._by_address = (tuple(each.address for each in known), tuple(known))
+        self._forget_aside()
 
-    def forget_aside(self) -> None:
-        """One that was borrowed is not given back."""
+    def _forget_aside(self) -> None:
         with self._lock:
             self._asides -= 1
 
@@ -182,9 +188,17 @@ class RegisteredMemory:
 class Transfers:
     """Of one session. Safe from several threads at once."""
 
-    def __init__(self, ioctl: Callable[[int, int, bytearray], None], memory: RegisteredMemory) -> None:
-        """`ioctl` of a descriptor and a command: what the agent answers comes back in the bytes."""
+    def __init__(
+        self,
+        ioctl: Callable[[int, int, bytearray], None],
+        memory: RegisteredMemory,
+        *,
+        ends_before_it_raises: bool = True,
+    ) -> None:
+        """`ioctl` of a descriptor and a command: what the agent answers comes back in the bytes.
+        `ends_before_it_raises`: as of a system call, whatever is raised (`Files.ENDS_BEFORE_IT_RAISES`)."""
         self._ioctl = ioctl
+        self._ends_before_it_raises = ends_before_it_raises
         self._memory = memory
         self._lock = threading.Lock()
         self._numbers: dict[Registrable, tuple[int, int] | None] = {}
@@ -235,21 +249,14 @@ class Transfers:
         aside = self._memory.borrow_aside()
         if aside is None:
             return None
-        is_ours = True
         try:
             pieces = cut(aside, views)
             if which is Ioctl.STORE_MANY:
                 pieces = [piece[: len(view)] for piece, view in zip(pieces, views, strict=True)]
                 for piece, view in zip(pieces, views, strict=True):
                     piece[:] = view
-            is_ours = False
-            try:
-                places = self._places(pieces)
-                done = self._move_many(descriptor, which, volume, keys, places, ttl_seconds)
-            except (OSError, MalformedControl):
-                is_ours = True  # `_call` has waited until the agent was through
-                raise
-            is_ours = True
+            places = self._places(pieces)
+            done = self._move_many(descriptor, which, volume, keys, places, ttl_seconds)
             if which is Ioctl.LOAD_MANY:
                 for (outcome, length), view, piece in zip(done or (), views, pieces, strict=False):
                     if outcome is Outcome.HIT:
@@ -257,10 +264,7 @@ class Transfers:
                         view[:come] = piece[:come]
             return done
         finally:
-            if is_ours:
-                self._memory.give_back_aside(aside)
-            else:
-                self._memory.forget_aside()
+            self._memory.give_back_aside(aside)
 
     def _move_many(
         self,
@@ -324,12 +328,20 @@ class Transfers:
             return None
 
     def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
+        has_ended = self._ends_before_it_raises
         try:
             self._ioctl(descriptor, ioctl_command(which, len(data)), data)
+            has_ended = True
         except OSError as error:
-            if error.errno in NO_ANSWER:
+            has_ended = error.errno not in NO_ANSWER
+            if not has_ended:
                 for memory, _, _ in places:
                     known = self._numbers.get(memory)
                     if known is not None:
                         memory.wait_for(known[1])
+                has_ended = True
             raise
+        finally:
+            if not has_ended:
+                for memory, _, _ in places:
+                    memory.may_be_in_use = True

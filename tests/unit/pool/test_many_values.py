@@ -118,12 +118,31 @@ def test_an_agent_that_does_not_know_it(memory: RegisteredMemory) -> None:
         assert "LOAD_MANY" not in door.asked
 
 
-def test_a_call_that_is_interrupted_leaves_its_memory_alone(
+def test_memory_of_a_call_that_was_interrupted_is_used_again(memory: RegisteredMemory) -> None:
+    """A system call has ended by then. Each Ctrl-C in a notebook would else hold 2 MiB more, for good."""
+    agent = agent_with()
+    door = Counted(agent, memory)
+    with Pool("/nowhere", files=door) as pool:
+        volume = filled(pool, 10)
+        keys = [key_of(n) for n in range(10)]
+        for _ in range(70):
+            door.is_interrupted = True
+            with pytest.raises(KeyboardInterrupt):
+                volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
+            door.is_interrupted = False
+            lengths = volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
+            assert lengths == [len(value_of(n)) for n in range(10)]
+        assert len(pool._memory._by_address[1]) == 1
+        assert pool._memory.find(pool.memory(4096)) is not None
+
+
+def test_a_call_that_may_go_on_leaves_its_memory_alone(
     memory: RegisteredMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While an agent may still write there, no other call gets that memory."""
     agent = agent_with()
     door = Counted(agent, memory)
+    monkeypatch.setattr(door, "ENDS_BEFORE_IT_RAISES", False)
     with Pool("/nowhere", files=door) as pool:
         volume = filled(pool, 10)
         keys = [key_of(n) for n in range(10)]
@@ -148,6 +167,13 @@ def test_a_call_that_is_interrupted_leaves_its_memory_alone(
         assert given[0].obj is not given[1].obj
         volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
         assert given[2].obj is given[1].obj, "and one that was given back is used again"
+        for _ in range(5):
+            door.is_interrupted = True
+            with pytest.raises(KeyboardInterrupt):
+                volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
+            door.is_interrupted = False
+            volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
+        assert len(pool._memory._by_address[1]) <= 1, "what was let go is not kept"
 
 
 def test_where_there_is_no_more_memory_for_them_they_are_read_one_by_one(memory: RegisteredMemory) -> None:
