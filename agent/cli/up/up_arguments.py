@@ -115,7 +115,9 @@ class UpOptions:
     processes: Annotated[
         int,
         typer.Option(
-            min=0, max=64, help="Processes of the agent; all but the first serve gets. 0: by the machine."
+            min=0,
+            max=64,
+            help="Processes of the agent; all serve gets and take the bytes of puts. 0: by the machine.",
         ),
     ] = 0
     read_deadline_ms: Annotated[
