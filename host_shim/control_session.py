@@ -89,9 +89,9 @@ class Files:
     """The system calls of a session. A subclass has them elsewhere: a scripted agent, a virtio-fs device."""
 
     ENDS_BEFORE_IT_RAISES: ClassVar[bool] = True
-    """Nobody works on an ioctl any more when an exception comes out of it. Python runs handlers of signals once
-    a system call has returned. FUSE returns when the agent has answered, or has never had the request, or is
-    gone (`NO_ANSWER`)."""
+    """Nobody works on an ioctl any more when an exception comes out of it. Python runs handlers of signals
+    once a system call has returned. FUSE returns when the agent has answered, or never had the request, or
+    is gone (`NO_ANSWER`)."""
 
     def open(self, path: str) -> int:
         """A session. ENOTSUP for an ordinary file of this name: what it gives back would be no values."""
