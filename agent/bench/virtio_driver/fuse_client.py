@@ -153,8 +153,10 @@ class FuseClient:
         (taken, _padding) = wire.WRITE_OUT.unpack(call.body())
         return int(taken)
 
-    def start_read(self, node: int, handle: int, offset: int, into: Laid) -> Call:
-        """READ, given to the device by the queue with the least to do."""
+    def start_read(
+        self, node: int, handle: int, offset: int, into: Laid, queue: RequestQueue | None = None
+    ) -> Call:
+        """READ, given to the device; `queue`: the one with the least to do where none is named."""
         desk, table = self._desk_for(into)
         wire.READ_IN.pack_into(desk.view, _ARGUMENTS_AT, handle, offset, into.size, 0, 0, 0, 0)
         if table:
@@ -163,9 +165,11 @@ class FuseClient:
             table[48 : 48 + len(into.writable)] = into.writable
             desk.laid = (Opcode.READ, into)
         room = wire.OUT_HEADER_BYTES + into.size
-        return self._submit(desk, Opcode.READ, node, _READ_ARGUMENTS, 3 + into.count, room)
+        return self._submit(desk, Opcode.READ, node, _READ_ARGUMENTS, 3 + into.count, room, queue)
 
-    def start_write(self, node: int, handle: int, offset: int, data: Laid) -> Call:
+    def start_write(
+        self, node: int, handle: int, offset: int, data: Laid, queue: RequestQueue | None = None
+    ) -> Call:
         desk, table = self._desk_for(data, Opcode.WRITE)
         wire.WRITE_IN.pack_into(desk.view, _ARGUMENTS_AT, handle, offset, data.size, 0, 0, 0, 0)
         if table:
@@ -179,7 +183,7 @@ class FuseClient:
             desk.laid = (Opcode.WRITE, data)
         room = wire.OUT_HEADER_BYTES + wire.WRITE_OUT.size
         arguments = _WRITE_ARGUMENTS + data.size
-        return self._submit(desk, Opcode.WRITE, node, arguments, 4 + data.count, room)
+        return self._submit(desk, Opcode.WRITE, node, arguments, 4 + data.count, room, queue)
 
     def laid(self, data: Data) -> Laid:
         """The descriptors of a buffer; kept for a run, made anew for scattered rooms."""
@@ -222,9 +226,8 @@ class FuseClient:
 
     def _submit(
         self, desk: _Desk, opcode: Opcode, node: int, arguments: int, count: int, room: int,
-        queue: RequestQueue | None = None,
+        queue: RequestQueue | None,
     ) -> Call:  # fmt: skip
-        """By `queue`, or the one with the least to do."""
         unique = next(self._uniques)
         wire.IN_HEADER.pack_into(
             desk.view, 0, wire.IN_HEADER_BYTES + arguments, opcode, unique, node, 0, 0, 1, 0, 0
