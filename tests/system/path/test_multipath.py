@@ -130,8 +130,8 @@ def test_a_path_that_fails_under_load_costs_no_get(pool_up: PoolUp) -> None:
             wait_until(lambda: paths(pool_up)["jbof-0"]["namespaces"] == 1, 30, "the first to be used again")
     assert load.wrong == []
     causes = {cause: count for cause, count in pool_up.status()["totals"]["miss_causes"].items() if count}
-    # A path that fails costs nothing by itself. On a busy machine an agent may take an enclosure for a slow one,
-    # and the other path's queue may not be connected within the 40 ms that a get waits for it (docs/limits.md).
+    # A path that fails costs nothing by itself. On a busy machine an agent may take an enclosure for a slow
+    # one, and the other path's queue may not be there within the 40 ms that a get waits (docs/limits.md).
     assert causes.keys() <= {"late", "enclosure_down"}, causes
     assert load.missed <= load.gets / 100, causes
     # A put is refused that was under way when the port was cut off, or that falls into a fenced set later.
