@@ -13,7 +13,7 @@ than one request in flight per thread. The kernel hands requests to as many thre
 """
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar, cast
 
 from agent.errors import G35Error
@@ -141,20 +141,20 @@ Write: TypeAlias = tuple[int, int, Sequence[Buffer]]
 
 def read_each(channel: IoChannel, reads: Sequence[Read]) -> list[Pending]:
     """`IoChannel.read_many` of a channel that sends each by itself."""
-    pendings: dict[int, Pending] = {}
-    for number, more in in_volleys([(read[0], number) for number, read in enumerate(reads)]):
-        namespace, offset, into = reads[number]
-        pendings[number] = channel.read(namespace, offset, into, more=more)
-    return [pendings[number] for number in range(len(reads))]
+    return _move_each([read[0] for read in reads], lambda at, more: channel.read(*reads[at], more=more))
 
 
 def write_each(channel: IoChannel, writes: Sequence[Write]) -> list[Pending]:
     """`IoChannel.write_many` of such a channel."""
+    return _move_each([write[0] for write in writes], lambda at, more: channel.write(*writes[at], more=more))
+
+
+def _move_each(namespaces: Sequence[int], send: Callable[[int, bool], Pending]) -> list[Pending]:
+    """What `send` makes of each, by its number and `more`; those of one namespace one behind the other."""
     pendings: dict[int, Pending] = {}
-    for number, more in in_volleys([(write[0], number) for number, write in enumerate(writes)]):
-        namespace, offset, parts = writes[number]
-        pendings[number] = channel.write(namespace, offset, parts, more=more)
-    return [pendings[number] for number in range(len(writes))]
+    for number, more in in_volleys(list(zip(namespaces, range(len(namespaces)), strict=True))):
+        pendings[number] = send(number, more)
+    return [pendings[number] for number in range(len(namespaces))]
 
 
 def take_each(channel: IoChannel, pendings: Sequence[Pending], first: int) -> int:

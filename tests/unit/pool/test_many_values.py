@@ -15,7 +15,7 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import TenantShare
 from host_shim.control_wire import Outcome
 from host_shim.many_values import groups_of
-from host_shim.pool import Pool, UnknownVolume
+from host_shim.pool import Pool, UnknownVolume, Volume
 from host_shim.transfer_wire import (
     MANY_MAX,
     SHORT_BYTES,
@@ -118,6 +118,14 @@ def test_an_agent_that_does_not_know_it(memory: RegisteredMemory) -> None:
         assert "LOAD_MANY" not in door.asked
 
 
+def interrupt(door: Counted, volume: Volume, keys: list[bytes]) -> None:
+    """A call that an exception ends."""
+    door.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
+    door.is_interrupted = False
+
+
 def test_memory_of_a_call_that_was_interrupted_is_used_again(memory: RegisteredMemory) -> None:
     """A system call has ended by then. Each Ctrl-C in a notebook would else hold 2 MiB more, for good."""
     agent = agent_with()
@@ -126,10 +134,7 @@ def test_memory_of_a_call_that_was_interrupted_is_used_again(memory: RegisteredM
         volume = filled(pool, 10)
         keys = [key_of(n) for n in range(10)]
         for _ in range(70):
-            door.is_interrupted = True
-            with pytest.raises(KeyboardInterrupt):
-                volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
-            door.is_interrupted = False
+            interrupt(door, volume, keys)
             lengths = volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
             assert lengths == [len(value_of(n)) for n in range(10)]
         assert len(pool._memory._by_address[1]) == 1
@@ -157,10 +162,7 @@ def test_a_call_that_may_go_on_leaves_its_memory_alone(
 
         monkeypatch.setattr(pool._memory, "borrow_aside", borrowed)
 
-        door.is_interrupted = True
-        with pytest.raises(KeyboardInterrupt):
-            volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
-        door.is_interrupted = False
+        interrupt(door, volume, keys)
         lengths = volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
         assert lengths == [len(value_of(n)) for n in range(10)]
         assert len(given) == 2
@@ -168,10 +170,7 @@ def test_a_call_that_may_go_on_leaves_its_memory_alone(
         volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
         assert given[2].obj is given[1].obj, "and one that was given back is used again"
         for _ in range(5):
-            door.is_interrupted = True
-            with pytest.raises(KeyboardInterrupt):
-                volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
-            door.is_interrupted = False
+            interrupt(door, volume, keys)
             volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
         assert len(pool._memory._by_address[1]) <= 1, "what was let go is not kept"
 
