@@ -8,12 +8,12 @@ import gc
 from typing import Final
 
 _MADE: Final = 10_000
-"""Objects made and not yet gone, from one search to the next; Python itself takes 700. A batch of puts has some
-hundreds at a time, and the searches were 4 % of their processor time."""
+"""Objects made and not yet gone, from one search to the next; Python itself takes 700. A batch of puts has
+some hundreds at a time, and the searches were 4 % of their processor time."""
 
 
 def search_seldom() -> None:
-    """From now on. What there is by now stays to the end: a full search of it holds all threads up for 50 ms."""
+    """From now on. What there is by now stays to the end: to search all of it holds threads up for 50 ms."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_MADE, *gc.get_threshold()[1:])
