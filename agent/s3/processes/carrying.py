@@ -1,0 +1,165 @@
+"""Requests that a reader does not serve, carried to the first process and its answers back.
+
+A client's connection stays with the process that accepted it. The first process gets a descriptor of it for
+one request, whose head the reader has received, and says when the answer is sent. Of TLS only the reader has
+the state: the descriptor leads to the reader then, which passes the bytes on.
+"""
+
+import contextlib
+import itertools
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from agent.s3.processes.messages import (
+    MESSAGE_BYTES_MAX,
+    BadMessage,
+    Carried,
+    Carry,
+    decode_carried,
+    decode_carry,
+    encode_carried,
+    encode_carry,
+)
+
+log = logging.getLogger(__name__)
+
+RELAY_BYTES: Final = 64 << 10
+"""Of a connection by TLS, passed on at a time."""
+
+
+class Carrier:
+    """A reader's end. Lives in the event loop of its door."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setblocking(False)
+        self._link = link
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Answer] = {}
+        self._is_closed = False
+
+    async def hear(self) -> None:
+        """Take the answers, until the first process is gone."""
+        try:
+            while message := await _receive(self._link):
+                carried = decode_carried(message)
+                if (answer := self._waiting.pop(carried.number, None)) is not None:
+                    answer.goes_on = carried.goes_on
+                    answer.event.set()
+        except (OSError, BadMessage) as broken:
+            log.debug("no request is carried any more: %s", broken)
+        finally:
+            self._is_closed = True
+            for answer in self._waiting.values():
+                answer.event.set()
+
+    async def carry(self, client: int, peer: str, received: bytes) -> bool:
+        """Have a request answered, whose sender is behind the descriptor. Whether its connection goes on."""
+        if self._is_closed:
+            return False
+        number, answer = next(self._numbers), _Answer()
+        message = encode_carry(Carry(number, peer, received))
+        if len(message) > MESSAGE_BYTES_MAX:
+            return False
+        self._waiting[number] = answer
+        try:
+            while True:
+                try:
+                    socket.send_fds(self._link, [message], [client])
+                    break
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._link)
+            await answer.event.wait()
+        except OSError:
+            return False
+        finally:
+            self._waiting.pop(number, None)
+        return answer.goes_on
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.goes_on = False
+
+
+async def relay(client: trio.abc.Stream, other: trio.SocketStream, left: int | None, seconds: float) -> None:
+    """Pass bytes on between a client and the process that answers it, until that one has closed its end.
+
+    `left`: so many bytes of the client belong to the request; None: all that it sends. A client that takes
+    nothing for `seconds` is given up. Raises nothing: an end that breaks ends both.
+    """
+
+    async def upwards(scope: trio.CancelScope) -> None:
+        remaining = left
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while remaining is None or remaining > 0:
+                most = RELAY_BYTES if remaining is None else min(RELAY_BYTES, remaining)
+                data = await client.receive_some(most)
+                if not data:
+                    await other.send_eof()
+                    return
+                await other.send_all(data)
+                if remaining is not None:
+                    remaining -= len(data)
+            return
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(upwards, nursery.cancel_scope)
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            while data := await other.receive_some(RELAY_BYTES):
+                with trio.fail_after(seconds):
+                    await client.send_all(data)
+        nursery.cancel_scope.cancel()
+
+
+async def serve_carried(
+    link: socket.socket, serve: Callable[[socket.socket, str, bytes], Awaitable[bool]]
+) -> None:
+    """In the first process: have all requests served that a reader carries here, until it is gone.
+
+    `serve` gets the client's socket, which it closes, the client's address, and the request's first bytes; it
+    says whether the connection goes on, and raises nothing.
+    """
+    link.setblocking(False)
+
+    async def one(client: socket.socket, carry: Carry) -> None:
+        goes_on = False
+        try:
+            goes_on = await serve(client, carry.peer, carry.received)
+        finally:
+            with contextlib.suppress(OSError):  # it is gone, or takes nothing: its connections end with it
+                link.send(encode_carried(Carried(carry.number, goes_on)))
+
+    with link:
+        async with trio.open_nursery() as nursery:
+            try:
+                while True:
+                    await trio.lowlevel.wait_readable(link)
+                    message, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES_MAX + 1, 1)
+                    clients = [socket.socket(fileno=each) for each in descriptors]
+                    if not message:
+                        break
+                    try:
+                        carry = decode_carry(message)
+                        [client] = clients
+                    except (BadMessage, ValueError) as wrong:
+                        log.error("a process of this agent carries no request here: %s", wrong)
+                        for each in clients:
+                            each.close()
+                        break
+                    nursery.start_soon(one, client, carry)
+            except OSError:
+                pass  # it has ended
+            nursery.cancel_scope.cancel()
+
+
+async def _receive(link: socket.socket) -> bytes:
+    while True:
+        await trio.lowlevel.wait_readable(link)
+        with contextlib.suppress(BlockingIOError):
+            return link.recv(MESSAGE_BYTES_MAX + 1)
