@@ -12,8 +12,11 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+import h11
 import trio
 
+from agent.http.connection import EVENTS_TOGETHER
+from agent.http.server_side import ServerSide
 from agent.s3.processes.messages import (
     MESSAGE_BYTES_MAX,
     BadMessage,
@@ -86,27 +89,54 @@ class _Answer:
         self.goes_on = False
 
 
-async def relay(client: trio.abc.Stream, other: trio.SocketStream, left: int | None, seconds: float) -> None:
-    """Pass bytes on between a client and the process that answers it, until that one has closed its end.
+class RequestBytes:
+    """Which bytes of a connection belong to the request whose head was taken from `http`."""
 
-    `left`: so many bytes of the client belong to the request; None: all that it sends. A client that takes
-    nothing for `seconds` is given up. Raises nothing: an end that breaks ends both.
-    """
+    def __init__(self, http: ServerSide) -> None:
+        self._http = http
+        self.is_whole = False
+        self.behind = b""
+        """What was received behind it."""
+
+    async def part(self, data: bytes) -> bytes:
+        """The next bytes as far as they belong to it, with turns of other connections in between."""
+        try:
+            self._http.receive_data(data)
+            return data[: len(data) - len(await self.rest())]
+        except h11.RemoteProtocolError:
+            return data  # the first process says so
+
+    async def rest(self) -> bytes:
+        """What was received behind it so far. Raises RemoteProtocolError."""
+        events = 0
+        while (event := self._http.next_event()) is not h11.NEED_DATA:
+            if isinstance(event, h11.EndOfMessage):
+                self.is_whole, self.behind = True, self._http.trailing_data
+                break
+            if not isinstance(event, h11.Data):
+                break
+            events += 1
+            if not events % EVENTS_TOGETHER:
+                await trio.lowlevel.checkpoint()
+        return self.behind
+
+
+async def relay(
+    client: trio.abc.Stream, other: trio.SocketStream, request: RequestBytes, seconds: float
+) -> None:
+    """Pass bytes on between a client and the process that answers its request, until that one has closed its
+    end. A client that takes nothing for `seconds` is given up. An end that breaks ends both."""
 
     async def upwards(scope: trio.CancelScope) -> None:
-        remaining = left
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            while remaining is None or remaining > 0:
-                most = RELAY_BYTES if remaining is None else min(RELAY_BYTES, remaining)
-                data = await client.receive_some(most)
+        try:
+            while not request.is_whole:
+                data: bytes = await client.receive_some(RELAY_BYTES)  # type: ignore[assignment]  # they are bytes
                 if not data:
                     await other.send_eof()
                     return
-                await other.send_all(data)
-                if remaining is not None:
-                    remaining -= len(data)
-            return
-        scope.cancel()
+                await other.send_all(await request.part(data))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            scope.cancel()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(upwards, nursery.cancel_scope)

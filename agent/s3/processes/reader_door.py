@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+import h11
 import trio
 
 from agent.config.s3_section import S3Section
@@ -25,7 +26,7 @@ from agent.s3.credentials import AccessKey
 from agent.s3.door import CONNECTIONS, peer_address
 from agent.s3.errors import slow_down
 from agent.s3.get_object import ObjectReads
-from agent.s3.processes.carrying import Carrier, relay
+from agent.s3.processes.carrying import Carrier, RequestBytes, relay
 from agent.s3.processes.reader_objects import BlocksOf, FirstProcess, ReaderObjects
 from agent.s3.rdma.service import Answering, HttpClient
 from agent.s3.requests import Operation, S3Request
@@ -142,8 +143,6 @@ class ReaderConnection(Connection):
         self._carrier = carrier
         self._received = b""
         """Of the request, as it came."""
-        self._length: int | None = 0
-        """Of the request's body; None where its head does not say."""
         self._goes_on: bool | None = None
         """Of a request that the first process answered: whether there may be another."""
 
@@ -165,35 +164,32 @@ class ReaderConnection(Connection):
             return self._goes_on
 
     def _answering(self, http: HttpRequest, signer: Signer, path: str) -> tuple[str, Answering]:
-        is_open = "transfer-encoding" in http.headers
-        self._length = None if is_open else int(http.headers.get("content-length", "0"))
-        if http.method not in _READS or self._length != 0:
+        has_body = http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers
+        if http.method not in _READS or has_body:
             raise AnsweredElsewhere("only reads of objects are served here")
         return super()._answering(http, signer, path)
 
     async def _carry(self) -> bool:
         """Have the first process answer; whether the connection can go on here."""
-        received, behind = self._received, b""
+        received, request = self._received, RequestBytes(self._http)
         self._received, self._http = b"", ServerSide(HEAD_BYTES_MAX)
         if isinstance(self._stream, trio.SocketStream):
             # It reads from the very socket, also what is behind the request.
             return await self._carrier.carry(self._stream.socket.fileno(), self._peer, received)
-        left = None
-        if self._length is not None:
-            size = received.find(b"\r\n\r\n") + 4 + self._length
-            received, behind = received[:size], received[size:]
-            left = size - len(received)
-        if not await self._carry_apart(received, left) or left is None:
-            return False
-        if behind:
-            self._http.receive_data(behind)
-        return True
+        try:
+            behind = await request.rest()
+        except h11.RemoteProtocolError:
+            behind = b""  # the first process says so
+        goes_on = await self._carry_apart(received[: len(received) - len(behind)], request)
+        if request.behind:
+            self._http.receive_data(request.behind)
+        return goes_on and request.is_whole
 
-    async def _carry_apart(self, received: bytes, left: int | None) -> bool:
+    async def _carry_apart(self, received: bytes, request: RequestBytes) -> bool:
         """By a socket of its own, behind which this process speaks TLS with the client."""
         ours, theirs = trio.socket.socketpair()
         async with trio.SocketStream(ours) as other, trio.open_nursery() as nursery:
-            nursery.start_soon(relay, self._stream, other, left, self._idle_seconds)
+            nursery.start_soon(relay, self._stream, other, request, self._idle_seconds)
             with theirs:
                 goes_on = await self._carrier.carry(theirs.fileno(), self._peer, received)
             # The relay ends when it has passed on all that the other process has sent.
