@@ -39,7 +39,7 @@ class Carrier:
 
     def __init__(self, link: socket.socket) -> None:
         link.setblocking(False)
-        self._link = link
+        self._link, self._sending = link, trio.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Answer] = {}
         self._is_closed = False
@@ -69,12 +69,7 @@ class Carrier:
             return False
         self._waiting[number] = answer
         try:
-            while True:
-                try:
-                    socket.send_fds(self._link, [message], [client])
-                    break
-                except BlockingIOError:
-                    await trio.lowlevel.wait_writable(self._link)
+            await _send(self._link, self._sending, lambda: socket.send_fds(self._link, [message], [client]))
             await answer.event.wait()
         except OSError:
             return False
@@ -121,30 +116,47 @@ class RequestBytes:
         return self.behind
 
 
-async def relay(
-    client: trio.abc.Stream, other: trio.SocketStream, request: RequestBytes, seconds: float
-) -> None:
-    """Pass bytes on between a client and the process that answers its request, until that one has closed its
-    end. A client that takes nothing for `seconds` is given up. An end that breaks ends both."""
+class Relay:
+    """Passes bytes on between a client and the process that answers its request. The answer is passed on to
+    its end; the request, until the process has closed its end: it may read on to refuse a body."""
 
-    async def upwards(scope: trio.CancelScope) -> None:
+    def __init__(
+        self, client: trio.abc.Stream, other: trio.SocketStream, request: RequestBytes, seconds: float
+    ) -> None:
+        """A client that takes nothing for `seconds` is given up."""
+        self._client, self._other, self._request, self._seconds = client, other, request, seconds
+        self.answered = trio.Event()
+        """To be set when the process has closed its end."""
+        self.is_broken = False
+        """Not all that was to be passed on was."""
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._until_broken, self._upwards)
+            await self._until_broken(self._downwards)
+            await self.answered.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _upwards(self) -> None:
+        while not self._request.is_whole:
+            data: bytes = await self._client.receive_some(RELAY_BYTES)  # type: ignore[assignment]  # they are bytes
+            if not data:
+                await self._other.send_eof()
+                return
+            await self._other.send_all(await self._request.part(data))
+
+    async def _downwards(self) -> None:
+        while data := await self._other.receive_some(RELAY_BYTES):
+            with trio.fail_after(self._seconds):
+                await self._client.send_all(data)
+
+    async def _until_broken(self, pass_on: Callable[[], Awaitable[None]]) -> None:
         try:
-            while not request.is_whole:
-                data: bytes = await client.receive_some(RELAY_BYTES)  # type: ignore[assignment]  # they are bytes
-                if not data:
-                    await other.send_eof()
-                    return
-                await other.send_all(await request.part(data))
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(upwards, nursery.cancel_scope)
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-            while data := await other.receive_some(RELAY_BYTES):
-                with trio.fail_after(seconds):
-                    await client.send_all(data)
-        nursery.cancel_scope.cancel()
+            await pass_on()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            self.is_broken = True
+            # So that the process works for nobody any more, and waits for nobody.
+            await self._other.aclose()
 
 
 async def serve_carried(
@@ -156,36 +168,43 @@ async def serve_carried(
     says whether the connection goes on, and raises nothing.
     """
     link.setblocking(False)
+    sending = trio.Lock()
 
-    async def one(client: socket.socket, carry: Carry) -> None:
-        goes_on = False
-        try:
-            goes_on = await serve(client, carry.peer, carry.received)
-        finally:
-            with contextlib.suppress(OSError):  # it is gone, or takes nothing: its connections end with it
-                link.send(encode_carried(Carried(carry.number, goes_on)))
+    async def one(client: socket.socket | None, carry: Carry) -> None:
+        goes_on = client is not None and await serve(client, carry.peer, carry.received)
+        message = encode_carried(Carried(carry.number, goes_on))
+        with contextlib.suppress(OSError):  # it is gone
+            await _send(link, sending, lambda: link.send(message))
 
     with link:
         async with trio.open_nursery() as nursery:
             try:
                 while True:
-                    await trio.lowlevel.wait_readable(link)
-                    message, descriptors, _, _ = socket.recv_fds(link, MESSAGE_BYTES_MAX + 1, 1)
-                    clients = [socket.socket(fileno=each) for each in descriptors]
+                    message, clients = await _receive_with_sockets(link)
                     if not message:
                         break
                     try:
                         carry = decode_carry(message)
-                        [client] = clients
-                    except (BadMessage, ValueError) as wrong:
+                    except BadMessage as wrong:
                         log.error("a process of this agent carries no request here: %s", wrong)
                         for each in clients:
                             each.close()
                         break
-                    nursery.start_soon(one, client, carry)
+                    # The kernel leaves a descriptor out where this process may have no more.
+                    nursery.start_soon(one, clients[0] if clients else None, carry)
             except OSError:
                 pass  # it has ended
             nursery.cancel_scope.cancel()
+
+
+async def _receive_with_sockets(link: socket.socket) -> tuple[bytes, list[socket.socket]]:
+    while True:
+        await trio.lowlevel.wait_readable(link)
+        with contextlib.suppress(BlockingIOError):
+            message, descriptors, _, _ = socket.recv_fds(
+                link, MESSAGE_BYTES_MAX + 1, 1, socket.MSG_CMSG_CLOEXEC
+            )
+            return message, [socket.socket(fileno=each) for each in descriptors]
 
 
 async def _receive(link: socket.socket) -> bytes:
@@ -193,3 +212,14 @@ async def _receive(link: socket.socket) -> bytes:
         await trio.lowlevel.wait_readable(link)
         with contextlib.suppress(BlockingIOError):
             return link.recv(MESSAGE_BYTES_MAX + 1)
+
+
+async def _send(link: socket.socket, turn: trio.Lock, send: Callable[[], object]) -> None:
+    """Send one message, which may have to wait for others: of a socket only one task may. Raises OSError."""
+    async with turn:
+        while True:
+            try:
+                send()
+                return
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(link)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from agent.host_os.rate_limited_log import Complaints
 from agent.s3.errors import S3Error
 from agent.s3.index import Piece
 from agent.s3.processes.messages import (
@@ -23,7 +24,6 @@ from agent.s3.processes.messages import (
     Done,
     Find,
     Found,
-    Lost,
     Refused,
     Reply,
     decode_ask,
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 OTHER_LINKS: Final = 2
 """Of a reader, beside those of its door's workers: of the thread that looks objects up, and of its loop."""
-LOST_MAX: Final = 1000
-"""Objects that readers could not read, and that are answered for here: those that were told of last."""
+NOT_THERE_MAX: Final = 1000
+"""Objects that readers could not read, or that are too long for an answer: those that were noted last."""
 
 
 class _Asker:
@@ -55,7 +55,9 @@ class Lookups:
         """`stores` by tenant; they are there while `using` is held, and none of them after the door's end."""
         self._stores, self._using = stores, using
         self._numbers = itertools.count(1)
-        self._lost: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._complaints = Complaints(log)
+        self._not_there: OrderedDict[tuple[str, int], None] = OrderedDict()
+        """Objects that this process alone is to read."""
 
     def begin(self, links: Sequence[socket.socket]) -> None:
         """Answer a new process of a reader, until it has closed the links."""
@@ -88,13 +90,26 @@ class Lookups:
     def _answer(self, message: bytes, asker: _Asker) -> bytes | None:
         ask = decode_ask(message)
         if isinstance(ask, Find):
-            reply = encode_reply(self._find(ask, asker))
-            return reply if len(reply) <= MESSAGE_BYTES_MAX else encode_reply(ELSEWHERE)
+            try:
+                return self._reply(self._find(ask, asker), asker)
+            except Exception as bug:
+                # The link stays: without links a reader reads nothing any more.
+                self._complaints.bug("finding an object for a process of this agent", bug, "answered here")
+                return encode_reply(ELSEWHERE)
         if isinstance(ask, Done):
             self._release(asker, ask.holds)
         else:
-            self._note_lost(ask)
+            with self._using:
+                self._note(ask.tenant, ask.object_id)
         return None
+
+    def _reply(self, reply: Reply, asker: _Asker) -> bytes:
+        message = encode_reply(reply)
+        if len(message) <= MESSAGE_BYTES_MAX:
+            return message
+        if isinstance(reply, Found):
+            self._release(asker, [reply.hold])
+        return encode_reply(ELSEWHERE)
 
     def _find(self, ask: Find, asker: _Asker) -> Reply:
         with self._using:
@@ -105,20 +120,24 @@ class Lookups:
                 if not ask.holds:
                     return Found(store.find(ask.bucket, ask.key))
                 found, pieces = store.find_and_hold(ask.bucket, ask.key)
-                pieces = pieces or store.hold(found)
+                is_not_there = (ask.tenant, found.id) in self._not_there
+                if not pieces and not is_not_there:
+                    pieces = store.hold(found)
             except S3Error as refused:
                 return Refused(refused.code, refused.message)
             except LostObject:
                 return ELSEWHERE
             blocks = None
             try:
-                if (ask.tenant, found.id) not in self._lost:
+                if not is_not_there and len(pieces) <= BLOCKS_MAX:
                     blocks = store.blocks(pieces)
             finally:
                 if blocks is None or len(blocks) > BLOCKS_MAX:
                     store.release(pieces)
-                    blocks = None
-            if blocks is None:
+            if blocks is None or len(blocks) > BLOCKS_MAX:
+                if len(blocks or pieces) > BLOCKS_MAX:
+                    # Not to look at each of them again for nothing.
+                    self._note(ask.tenant, found.id)
                 return ELSEWHERE
             hold = next(self._numbers)
             with asker.lock:
@@ -133,8 +152,7 @@ class Lookups:
                 store, pieces = held
                 store.release(pieces)
 
-    def _note_lost(self, lost: Lost) -> None:
-        with self._using:
-            self._lost[lost.tenant, lost.object_id] = None
-            while len(self._lost) > LOST_MAX:
-                self._lost.popitem(last=False)
+    def _note(self, tenant: str, object_id: int) -> None:
+        self._not_there[tenant, object_id] = None
+        while len(self._not_there) > NOT_THERE_MAX:
+            self._not_there.popitem(last=False)

@@ -26,7 +26,7 @@ from agent.s3.credentials import AccessKey
 from agent.s3.door import CONNECTIONS, peer_address
 from agent.s3.errors import slow_down
 from agent.s3.get_object import ObjectReads
-from agent.s3.processes.carrying import Carrier, RequestBytes, relay
+from agent.s3.processes.carrying import Carrier, Relay, RequestBytes
 from agent.s3.processes.reader_objects import BlocksOf, FirstProcess, ReaderObjects
 from agent.s3.rdma.service import Answering, HttpClient
 from agent.s3.requests import Operation, S3Request
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 TELL_SECONDS: Final = 0.5
 """After which the first process is told, at the latest, which objects are not read any more."""
 _READS: Final = ("GET", "HEAD")
+_OF_BODIES: Final = frozenset({"transfer-encoding", "expect"})
+"""Headers of requests whose bodies the first process reads, and asks for."""
 
 
 class ReaderDoor(HttpDoor):
@@ -89,7 +91,9 @@ class ReaderDoor(HttpDoor):
             nursery.start_soon(self._carrier.hear)
             while True:
                 await trio.sleep(TELL_SECONDS)
-                self._first.tell_done()
+                if self._first.is_owing:
+                    # It waits where the first process hangs.
+                    await trio.to_thread.run_sync(self._first.tell_done, abandon_on_cancel=True)
 
 
 class ReaderService(Serving):
@@ -164,7 +168,8 @@ class ReaderConnection(Connection):
             return self._goes_on
 
     def _answering(self, http: HttpRequest, signer: Signer, path: str) -> tuple[str, Answering]:
-        has_body = http.headers.get("content-length", "0") != "0" or "transfer-encoding" in http.headers
+        headers = http.headers
+        has_body = headers.get("content-length", "0") != "0" or not _OF_BODIES.isdisjoint(headers)
         if http.method not in _READS or has_body:
             raise AnsweredElsewhere("only reads of objects are served here")
         return super()._answering(http, signer, path)
@@ -189,8 +194,9 @@ class ReaderConnection(Connection):
         """By a socket of its own, behind which this process speaks TLS with the client."""
         ours, theirs = trio.socket.socketpair()
         async with trio.SocketStream(ours) as other, trio.open_nursery() as nursery:
-            nursery.start_soon(relay, self._stream, other, request, self._idle_seconds)
+            relay = Relay(self._stream, other, request, self._idle_seconds)
+            nursery.start_soon(relay.run)
             with theirs:
                 goes_on = await self._carrier.carry(theirs.fileno(), self._peer, received)
-            # The relay ends when it has passed on all that the other process has sent.
-        return goes_on
+            relay.answered.set()
+        return goes_on and not relay.is_broken

@@ -1,7 +1,7 @@
 """In a reader: the objects of a tenant, found by the first process, whose bytes are read here."""
 
 import logging
-import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ from agent.pool.steps import Runner, Steps
 from agent.s3.errors import S3Error
 from agent.s3.index import StoredObject
 from agent.s3.processes.messages import (
+    ELSEWHERE,
     MESSAGE_BYTES_MAX,
     Ask,
     BadMessage,
@@ -31,7 +32,7 @@ from agent.s3.store import LostObject
 log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 30.0
-"""For the first process, which asks its disk; beyond it the link is given up."""
+"""For the first process, which asks its disk; beyond it the link is left until it has answered."""
 
 
 class Blocks(Protocol):
@@ -50,11 +51,10 @@ class FirstProcess:
 
     def __init__(self, links: Sequence[socket.socket]) -> None:
         """As many as there are threads that ask; each link is blocking, and ends its waits by itself."""
-        self._free: queue.LifoQueue[socket.socket] = queue.LifoQueue()
-        self._whole = len(links)
-        for link in links:
-            self._free.put(link)
         self._lock = threading.Lock()
+        self._free = list(links)
+        self._late: list[socket.socket] = []
+        """Links with an answer to come that nobody waits for any more."""
         self._done: list[int] = []
         """Holds that nobody needs any more, and that it was not told of yet."""
 
@@ -71,38 +71,88 @@ class FirstProcess:
         with self._lock:
             self._done.append(hold)
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether `tell_done` has something to do."""
+        return bool(self._done or self._late)
+
     def tell_done(self) -> None:
+        """It may wait for `ANSWER_SECONDS`."""
+        self._hear_late()
         with self._lock:
             done, self._done = self._done, []
-        if done:
-            self._tell(Done(done))
+        if done and not self._tell(Done(done)):
+            with self._lock:
+                self._done += done
+
+    def _hear_late(self) -> None:
+        """Use the links again that have been answered by now."""
+        with self._lock:
+            late, self._late = self._late, []
+        for link in late:
+            coming = select.poll()
+            coming.register(link, select.POLLIN)
+            if not coming.poll(0):
+                with self._lock:
+                    self._late.append(link)
+                continue
+            try:
+                reply = _received(link)
+            except (OSError, BadMessage):
+                link.close()
+                continue
+            if isinstance(reply, Found) and reply.hold:
+                self.done(reply.hold)
+            self._put_back(link)
 
     def _exchange(self, ask: Ask, *, is_answered: bool = True) -> Reply:
-        if not self._whole:
-            raise AnsweredElsewhere("no link to the first process is left")
+        link = self._take()
         try:
-            link = self._free.get(timeout=ANSWER_SECONDS)
-        except queue.Empty:
-            raise AnsweredElsewhere("no link to the first process is free") from None
-        try:
-            link.sendall(encode_ask(ask))
-            message = link.recv(MESSAGE_BYTES_MAX + 1) if is_answered else b""
-            if is_answered and not message:
-                raise ConnectionResetError("the first process has closed it")
-            reply = decode_reply(message) if is_answered else Refused("", "")
+            try:
+                link.sendall(encode_ask(ask))
+            except TimeoutError:
+                self._put_back(link)  # nothing was sent
+                raise
+            try:
+                reply = _received(link) if is_answered else ELSEWHERE
+            except TimeoutError:
+                with self._lock:
+                    self._late.append(link)
+                raise
+        except TimeoutError:
+            raise AnsweredElsewhere("the first process does not answer for now") from None
         except (OSError, BadMessage) as broken:
-            self._whole -= 1
             link.close()
             log.debug("a link to the first process is given up: %s", broken)
             raise AnsweredElsewhere("the first process does not answer") from None
-        self._free.put(link)
+        self._put_back(link)
         return reply
 
-    def _tell(self, ask: Ask) -> None:
+    def _take(self) -> socket.socket:
+        with self._lock:
+            if not self._free:
+                raise AnsweredElsewhere("the first process answers over no link for now")
+            return self._free.pop()
+
+    def _put_back(self, link: socket.socket) -> None:
+        with self._lock:
+            self._free.append(link)
+
+    def _tell(self, ask: Ask) -> bool:
         try:
             self._exchange(ask, is_answered=False)
         except AnsweredElsewhere as trouble:
             log.debug("the first process is not told: %s", trouble)
+            return False
+        return True
+
+
+def _received(link: socket.socket) -> Reply:
+    """Raises OSError, and BadMessage."""
+    message = link.recv(MESSAGE_BYTES_MAX + 1)
+    if not message:
+        raise ConnectionResetError("the first process has closed it")
+    return decode_reply(message)
 
 
 class ReaderObjects:

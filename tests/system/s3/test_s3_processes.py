@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError, HTTPClientError
 from agent.inline.secrets import SecretKey
 from agent.s3.chunked import UNSIGNED_TRAILER
 from agent.s3.credentials import AccessKey
+from agent.s3.processes import lookups
 from tests.support.engines.s3_served import KEY, answer_of, signed_head
 from tests.support.engines.s3_with_reader import WithReader, with_reader
 from tests.support.waiting import wait_until
@@ -239,4 +240,41 @@ def test_without_the_first_process_nothing_hangs(near: WithReader) -> None:
     ):
         with pytest.raises((ClientError, HTTPClientError)):
             ask()
+    wait_until(lambda: near.held() == 0)
+
+
+def test_bodies_are_asked_for_by_one_process_alone(near: WithReader) -> None:
+    near.client().put_object(Bucket="blocks", Key="a", Body=b"one")
+    near.serves = False
+    with near.connect() as connection:
+        connection.sendall(_signed(near, "GET", "/blocks/a", expect="100-continue"))
+        assert answer_of(connection)[0] == 100
+        assert answer_of(connection) == (200, b"one")
+
+
+def test_an_object_of_more_blocks_than_one_answer_has_is_held_once(
+    near: WithReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = near.client()
+    client.put_object(Bucket="blocks", Key="a", Body=DATA)
+    for name, most in (("BLOCKS_MAX", 1), ("MESSAGE_BYTES_MAX", 200)):
+        with monkeypatch.context() as patched:
+            patched.setattr(lookups, name, most)
+            assert client.get_object(Bucket="blocks", Key="a")["Body"].read() == DATA
+        wait_until(lambda: near.held() == 0)
+        client.put_object(Bucket="blocks", Key="a", Body=DATA)
+    assert near.door.counters.requests["GetObject"] == 2
+
+
+@pytest.mark.expects_log("finding an object for a process of this agent")
+def test_a_look_up_that_fails_costs_no_link(near: WithReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = near.client()
+    client.put_object(Bucket="blocks", Key="a", Body=DATA)
+    with monkeypatch.context() as patched:
+        patched.setattr(near.stores["one"], "blocks", lambda pieces: 1 / 0)
+        for _ in range(near.door.links_of_reader):
+            assert client.get_object(Bucket="blocks", Key="a")["Body"].read() == DATA
+    assert not near.reader.counters.requests["GetObject"]
+    assert client.get_object(Bucket="blocks", Key="a")["Body"].read() == DATA
+    assert near.reader.counters.requests["GetObject"] == 1
     wait_until(lambda: near.held() == 0)
