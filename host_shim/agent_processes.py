@@ -86,7 +86,8 @@ class AgentProcesses:
             return self._first
         turn = next(self._turn) % len(everyone)
         chosen = everyone[turn]
-        if chosen.under_way() > 0:
+        under_way = chosen.under_way()
+        if under_way > 0 and (chosen.unheard() > 0 or under_way > everyone[turn - 1].under_way() + 1):
             chosen = self._instead(turn, everyone, volume)
         if chosen is self._first or (self._aside and self._is_aside(chosen, volume)):
             return self._first
@@ -174,27 +175,42 @@ class AgentProcesses:
 
     def _instead(self, turn: int, everyone: Sequence[SessionLender], volume: str) -> SessionLender:
         """Who is to be asked where the one whose turn it is has requests under way: of two that were sent
-        none since their last answer the one with fewer under way. Where there is none, the least silent one,
-        of several the one with the fewest under way."""
+        none since their last answer the one with fewer under way, or one that was sent one since and has far
+        fewer. Where there is none, the least silent one, of several the one with the fewest under way."""
+        chosen: SessionLender | None = None
+        spare: SessionLender | None = None
+        fewest = fewest_of_spare = 0
+        for at in range(turn - len(everyone), turn):
+            each = everyone[at]
+            if self._aside and self._is_aside(each, volume):
+                continue
+            unheard, under_way = each.unheard(), each.under_way()
+            if unheard <= 0:
+                if chosen is not None:
+                    if under_way < fewest:
+                        chosen, fewest = each, under_way
+                    break
+                chosen, fewest = each, under_way
+            elif unheard >= UNHEARD_MAX:
+                self._is_behind(each)
+            elif spare is None or under_way < fewest_of_spare:
+                spare, fewest_of_spare = each, under_way
+        if chosen is None:
+            return self._least_silent(everyone, turn, volume)
+        if spare is not None and fewest_of_spare + BUSIER <= fewest:
+            self._is_behind(spare, 1)
+            if not self._silence(spare):
+                return spare
+        return chosen
+
+    def _least_silent(self, everyone: Sequence[SessionLender], turn: int, volume: str) -> SessionLender:
         in_turn = [*everyone[turn:], *everyone[:turn]]
         if self._aside:
             in_turn = [each for each in in_turn if not self._is_aside(each, volume)]
-        ready: list[SessionLender] = []
         for each in in_turn:
-            if not self._is_behind(each, 1):
-                ready.append(each)
-                if len(ready) == 2:
-                    break
-        if not ready:
-            ranks = [(self._silence(each), each.under_way()) for each in in_turn]
-            return in_turn[ranks.index(min(ranks))] if ranks else self._first
-        chosen = min(ready, key=SessionLender.under_way)
-        most = chosen.under_way() - BUSIER
-        if most >= 0:
-            for each in in_turn:
-                if each.unheard() < UNHEARD_MAX and each.under_way() <= most and not self._silence(each):
-                    return each
-        return chosen
+            self._is_behind(each, 1)
+        ranks = [(self._silence(each), each.under_way()) for each in in_turn]
+        return in_turn[ranks.index(min(ranks))] if ranks else self._first
 
     def _is_behind(self, lender: SessionLender, most: int = UNHEARD_MAX) -> bool:
         """Whether it was sent so many requests since its last answer. It counts as silent from then on."""
