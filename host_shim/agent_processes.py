@@ -36,6 +36,9 @@ BUSIER: Final = 2
 SILENCE_STEP: Final = 0.002
 """Seconds. Where none is ready for more, the least silent one is asked; silences up to this time, up to twice
 it, four times and so on are alike."""
+SILENT: Final = 6
+"""After more doublings, 0.13 s, without an answer to a request a process is sent no put, as long as the first
+one is there for it."""
 PRESTAGED_MAX: Final = 16_384
 """Keys of which it is remembered that they were asked to be prestaged; then all are forgotten."""
 
@@ -115,7 +118,7 @@ class AgentProcesses:
             if self._aside:
                 others = [each for each in others if not self._is_aside(each, kind + volume)]
             chosen = self._first
-            if ready := [each for each in others if not self._is_behind(each)]:
+            if ready := [each for each in others if not self._is_busy(each)]:
                 chosen = min(ready, key=lambda each: putting.get(id(each), 0))
             elif self._is_behind(chosen):
                 several = (*others, chosen)
@@ -172,6 +175,12 @@ class AgentProcesses:
         self._counting, self._putting = threading.Lock(), {}
         for lender in self._known.values():
             lender.abandon()
+
+    def _is_busy(self, lender: SessionLender) -> bool:
+        """Whether puts are to go elsewhere."""
+        return self._is_behind(lender, 1) and (
+            lender.unheard() >= UNHEARD_MAX or self._silence(lender) > SILENT
+        )
 
     def _instead(self, turn: int, everyone: Sequence[SessionLender], volume: str) -> SessionLender:
         """Who is to be asked where the one whose turn it is has requests under way: of two that were sent
