@@ -183,9 +183,12 @@ class AgentProcesses:
         )
 
     def _instead(self, turn: int, everyone: Sequence[SessionLender], volume: str) -> SessionLender:
-        """Who is to be asked where the one whose turn it is has requests under way: of two that were sent
-        none since their last answer the one with fewer under way, or one that was sent one since and has far
-        fewer. Where there is none, the least silent one, of several the one with the fewest under way."""
+        """Who is to be asked where the one whose turn it is has requests under way.
+
+        Of two that were sent none since their last answer it is the one with fewer under way. One that was
+        sent one since is asked before them where it has far fewer. Where all were sent some, it is the least
+        silent one, of several the one with the fewest under way.
+        """
         chosen: SessionLender | None = None
         spare: SessionLender | None = None
         fewest = fewest_of_spare = 0
