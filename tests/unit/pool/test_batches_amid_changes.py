@@ -7,6 +7,7 @@ holds anything.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -129,16 +130,18 @@ class Batches(Race):
     def delete_one(self, volume: Volume, channel: SimChannel, number: int) -> Steps:
         self.deletes_begun[number] = self.deletes_begun.get(number, 0) + 1
         self.acknowledged.pop(key_of(number), None)
-        try:
+        with contextlib.suppress(PutRefused):
             yield from delete(volume, channel, key_of(number), channel.now() + WRITE_SECONDS)
-        except PutRefused:
-            pass
         self.acknowledged.pop(key_of(number), None)
         self.deletes_begun[number] += 1
 
     def kill_one(self, at: float) -> None:
         """A worker's call breaks off, as by an interrupt."""
-        self.scheduler.call_at(at, lambda: self.scheduler.kill("w0") and None)
+
+        def kill() -> None:
+            self.scheduler.kill("w0")
+
+        self.scheduler.call_at(at, kill)
 
     def hang_one(self, at: float, seconds: float) -> None:
         namespace = self.rng.choice(self.namespaces)
@@ -287,7 +290,7 @@ def test_after_an_erasure_no_batch_stores_or_serves_anything(is_faulty: bool, se
 def test_batches_keep_a_quota_and_leave_nothing_set_aside(seed: int) -> None:
     for run in range(2):
         race = Batches((seed, "quota", run))
-        race.ends = race.scheduler.now + 3.0
+        race.ends = race.scheduler.now + 2.0
         volume = race.volumes[0]
         slots = race.rng.randint(5, 30)
         quota = Quota([Measured(volume.occupancy, volume.settings.slot_bytes)], Limits(slots=slots))
@@ -297,7 +300,7 @@ def test_batches_keep_a_quota_and_leave_nothing_set_aside(seed: int) -> None:
             assert quota._known()[0] <= slots
 
         race.start(4, pause=0.01)
-        race.kill_one(race.scheduler.now + race.rng.uniform(0.5, 1.5))
+        race.kill_one(race.scheduler.now + race.rng.uniform(0.5, 1.0))
         if run % 2:
             # What was refused may land all the same, and is found there by a later look.
             race.hang_one(race.scheduler.now + 1.0, race.rng.uniform(0.1, 6.0))
@@ -305,26 +308,26 @@ def test_batches_keep_a_quota_and_leave_nothing_set_aside(seed: int) -> None:
             race.scheduler.after_step = look
         race.end()
         assert quota._set_aside == [0, 0]
-        assert race.stored_count > 50, "at its quota a tenant stores on, by evictions of its own"
+        assert race.stored_count > 30, "at its quota a tenant stores on, by evictions of its own"
         assert quota.counts.evictions > 5
 
 
 def test_batches_keep_a_bandwidth_and_others_have_their_own(seed: int) -> None:
-    for run in range(1):
-        race = Batches((seed, "bandwidth", run), agents=2)
-        limited, free = race.volumes
-        rate, seats = race.rng.choice([200_000, 600_000]), threading.BoundedSemaphore(3)
-        limited.change(tenant=TenantShare(None, Bandwidth(seats, rate)))
-        free.change(tenant=TenantShare(None, Bandwidth(seats)))
-        began = race.scheduler.now
-        race.start(6, pause=0.01, deletes=False)
-        race.kill_one(began + race.rng.uniform(0.5, 3.0))
-        race.end()
-        moved = [sum(_moved(channel) for channel in race.channels[at::2]) for at in range(2)]
-        assert moved[0] <= rate * (race.ends - began + BURST_SECONDS) + 3 * BATCH * 8192
-        assert moved[0] >= rate * (race.ends - began) / 4, "the limit starves nobody"
-        assert moved[1] > 2 * moved[0], "who has no limit waits for nobody"
-        assert [seats.acquire(blocking=False) for _ in range(4)] == [True] * 3 + [False], "a seat was kept"
+    race = Batches((seed, "bandwidth"), agents=2)
+    limited, free = race.volumes
+    rate, seats = race.rng.choice([200_000, 600_000]), threading.BoundedSemaphore(3)
+    limited.change(tenant=TenantShare(None, Bandwidth(seats, rate)))
+    free.change(tenant=TenantShare(None, Bandwidth(seats)))
+    began = race.scheduler.now
+    race.ends = began + 3.0
+    race.start(6, pause=0.01, deletes=False)
+    race.kill_one(began + race.rng.uniform(0.5, 2.0))
+    race.end()
+    moved = [sum(_moved(channel) for channel in race.channels[at::2]) for at in range(2)]
+    assert moved[0] <= rate * (race.ends - began + BURST_SECONDS) + 3 * BATCH * 8192
+    assert moved[0] >= rate * (race.ends - began) / 4, "the limit starves nobody"
+    assert moved[1] > 2 * moved[0], "who has no limit waits for nobody"
+    assert [seats.acquire(blocking=False) for _ in range(4)] == [True] * 3 + [False], "a seat was kept"
 
 
 def _moved(channel: SimChannel) -> int:

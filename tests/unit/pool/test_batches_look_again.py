@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.inline.key_use import KeyUseBook
 from agent.pool.errors import IN_DOUBT, PutRefused
 from agent.pool.volume.key_transition import MAP_AGE_SECONDS, QUIET_SECONDS
 from agent.pool.write.batch import UNTRIED, write_together
@@ -192,3 +193,36 @@ def test_what_takes_long_to_be_answered_asks_again_before_it_is_acknowledged(
         assert refusals(became) == {"its key was dropped"}
     else:
         assert became == [True] * 6
+
+
+@pytest.mark.expects_log("has sealed half of what it may")
+def test_a_key_that_is_used_up_seals_nothing_of_a_batch(tmp_path: Path) -> None:
+    """More than one key may seal would be no secret any more."""
+    pool = MemoryPool((1, 1))
+    agent = pool.agent()
+    use = KeyUseBook(tmp_path, 10).use_of(agent.volume.codec.fingerprint, 12)
+    agent.volume.codec.count_in(use)
+    became = agent.channel.run(together(agent, range(12)))
+    assert became == [True] * 12
+    assert refusals(agent.channel.run(together(agent, range(20, 26)))) == {agent.volume.used_up}
+    assert use.writes == 12
+    nothing_is_held(agent)
+
+
+# -- a call that breaks off -----------------------------------------------------------------------------
+
+
+def test_a_call_that_breaks_off_before_its_values_were_sent_keeps_no_slot() -> None:
+    """Another thread has their set's writer."""
+    _, agent, _ = two_agents((1,), range(50, 51))
+    (cached,) = agent.cache.snapshot()
+    assert cached.writer.acquire(blocking=False)
+    driven = Driven(agent.channel, together(agent, range(6)))
+    assert driven.run(0.5) is None
+    assert len(cached.reserved) == len(agent.volume.key_locks) == 6
+    driven.steps.close()
+    assert cached.writer.locked(), "it is not the call's"
+    cached.writer.release()
+    nothing_is_held(agent)
+    assert not len(agent.volume.in_doubt_writes), "nothing of it was sent"
+    assert not cached.cooldown_until
