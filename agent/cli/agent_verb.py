@@ -1,7 +1,6 @@
 """`g35 agent`: the DPU program itself, in the foreground."""
 
 import functools
-import gc
 import logging
 import os
 import signal
@@ -16,7 +15,7 @@ import typer
 from agent.cli.trio_run import run_unwrapped
 from agent.config.configuration import Configuration, load_configuration
 from agent.errors import ConfigError
-from agent.host_os import systemd_notify
+from agent.host_os import garbage, systemd_notify
 from agent.host_os.private_memory import keep_memory_private
 from agent.host_os.whole_file import write_whole
 from agent.pool.volume.puts_in_pieces import BEGUN_BYTES
@@ -87,10 +86,7 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
     check_limits(agent_need(configuration))
 
     def ready() -> None:
-        # What the start has made stays to the end. Each full collection of garbage would look through it
-        # with the interpreter's lock: 50 ms for all threads that wait for it then.
-        gc.collect()
-        gc.freeze()
+        garbage.search_seldom()
         if ready_file is not None:
             write_whole(ready_file, f"{os.getpid()}\n")
         systemd_notify.notify(systemd_notify.READY, f"STATUS=serving {served(configuration)}")

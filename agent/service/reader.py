@@ -7,7 +7,6 @@ directories (agent/pool/volume/set_versions.py), and by serving only while both 
 What it does not serve it refuses by EREMOTE, and the client asks the other process.
 """
 
-import gc
 import logging
 import os
 import secrets
@@ -32,6 +31,7 @@ from agent.fs.doors.dev_fuse import DevFuseDoor
 from agent.fs.fuse.session import FuseSession
 from agent.fs.interface import EPOCH_BITS, RootFileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.host_os import garbage
 from agent.host_os.cpu_idle import keep_awake
 from agent.host_os.per_user_bounds import Bounds
 from agent.host_os.workers_on_duty import Roster
@@ -171,8 +171,7 @@ class Reader:
         self._session.resume(self._agreed)
         door.serve(descriptors)
         self._door = door
-        gc.collect()
-        gc.freeze()
+        garbage.search_seldom()
         self._report(link)
         threading.Thread(target=self._beside, args=(link,), name="reports", daemon=True).start()
 
