@@ -283,6 +283,14 @@ def test_a_run_that_is_ended_leaves_no_process(
         assert "Traceback" not in run.output
 
 
+def test_a_mount_that_is_a_file_is_named(tmp_path: Path, processes: Processes) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    up = processes.g35("up", "--state", tmp_path / "state", "--mount", file, *QUICK)
+    assert up.process.wait(120) == 1
+    assert f"error: --mount {file}: is a file, not a folder\nhint: name a folder\n" in up.output
+
+
 def test_without_a_mount_a_replay_says_what_to_do(tmp_path: Path, trace: Path, processes: Processes) -> None:
     replay = processes.g35("replay", trace, "--mount", tmp_path)
     assert replay.process.wait(60) == 1
