@@ -269,7 +269,7 @@ def test_make_run_in_small(processes: Processes) -> None:
 def test_a_run_that_is_ended_leaves_no_process(
     how: signal.Signals, tmp_path: Path, processes: Processes
 ) -> None:
-    """The signal comes to `g35 run` alone; after SIGKILL the folder and a dead mount stay for the next run."""
+    """The signal comes to `g35 run` alone. After SIGKILL folder and dead mount stay for the next run."""
     run = processes.g35("run", "--drive-size", "512M", environment={"TMPDIR": str(tmp_path)})
     run.wait_for_line("every byte read", 120)
     (state,) = tmp_path.glob("g35-run-*")
