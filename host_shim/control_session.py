@@ -513,7 +513,11 @@ class SessionLender:
         self._free: list[Session] = []
         self._open = 0
         self._waiting = 0
+        self._left = 0
+        """Calls under way when one ended last."""
         self._ask_again_at = 0.0
+        self.answers = 0
+        """Calls that have ended. One may be lost where two threads count at once; it grows all the same."""
         self.closed = False
         self.reached = False
         """Whether there ever was an agent."""
@@ -547,16 +551,32 @@ class SessionLender:
             # Its agent is gone, so those of the same agent that wait here are dead as well.
             self._drop(session)
             self._drop_free()
+            self._note_answer()
             return
         try:
             self._free.append(session)
         except MemoryError:
             self._drop(session)
+        self.answers += 1  # as `_note_answer`, whose call would cost a get more than its work
+        self._left = self._open - len(self._free)
         if self._waiting:
             with self._changed:
                 self._changed.notify()
         if self.closed:  # close() may have looked before this one was back
             self._drop_free()  # type: ignore[unreachable]
+
+    def under_way(self) -> int:
+        """Sessions that are lent, or being opened: calls to which this process owes an answer."""
+        return self._open - len(self._free)
+
+    def unheard(self) -> int:
+        """How many calls have begun since one ended last, of those under way. A process that hangs has ever
+        more of them. Threads look without a lock, so it may be wrong by a few, until the next call ends."""
+        return self._open - len(self._free) - self._left
+
+    def _note_answer(self) -> None:
+        self.answers += 1
+        self._left = self._open - len(self._free)
 
     def close(self) -> None:
         """Close the free sessions now, lent ones when they come back. Later calls raise RuntimeError."""
@@ -572,7 +592,7 @@ class SessionLender:
         """In the child of a fork: close what belongs to the parent, and begin anew."""
         sessions, self._free = self._free, []
         self._changed = threading.Condition()
-        self._open = self._waiting = 0
+        self._open = self._waiting = self._left = 0
         for session in sessions:
             session.close()
 

@@ -190,7 +190,11 @@ class HttpConnection(ABC):
         self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
         self._is_body_asked = False
         goes_on = await self._answer(request)
-        return goes_on and self._http.may_go_on()
+        return goes_on and self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        """After an answer: whether there may be another request."""
+        return self._http.may_go_on()
 
     async def _head(self, idle_seconds: float) -> Request | None:
         """The next request without its body; None where there is none.
@@ -371,6 +375,12 @@ class HttpConnection(ABC):
         if sent:
             parts[0] = memoryview(parts[0])[sent:]
         return parts
+
+
+def peer_address(stream: trio.abc.Stream) -> str:
+    """Of a client."""
+    bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    return str(bare.socket.getpeername()[0]) if isinstance(bare, trio.SocketStream) else ""
 
 
 def http_time(nanoseconds: int) -> str:

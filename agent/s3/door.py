@@ -16,8 +16,9 @@ import trio
 
 from agent.config.s3_section import S3Section
 from agent.fs.doors.door import MakeRunner
-from agent.host_os.per_user_bounds import ALL, SHARED, Bounds, Limit
+from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.host_os.rate_limited_log import Complaints
+from agent.http.connection import peer_address
 from agent.http.door import HttpDoor
 from agent.http.unauthenticated_clients import KNOWN
 from agent.http.workers import Workers
@@ -30,16 +31,11 @@ from agent.s3.errors import S3Error, slow_down
 from agent.s3.processes.carrying import serve_carried
 from agent.s3.processes.lookups import OTHER_LINKS, Lookups
 from agent.s3.rdma.engine import TransferEngine
-from agent.s3.service import S3Service
+from agent.s3.service import CONNECTIONS, S3Service
 from agent.s3.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS: Final = Limit(
-    "s3-connections", "connections of S3 (`s3.connections`)", 256,
-    by="peer, until it shows a key", share=SHARED, refused="the oldest without a key is closed, or it",
-    bytes_each=640 << 10,
-)  # fmt: skip
 OF_TENANTS: Final = Limit(
     "s3-tenant-connections", "connections of S3 whose client has shown a key (`s3.connections`)", 256,
     by="tenant", share="all but a half, in which each other tenant has an equal share", refused="SlowDown",
@@ -224,12 +220,6 @@ class S3Door(HttpDoor):
                 runner.run(store.files.seal_everything())
 
         await self._workers.run(None, seal)
-
-
-def peer_address(stream: trio.abc.Stream) -> str:
-    """Of a client."""
-    bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    return str(bare.socket.getpeername()[0]) if isinstance(bare, trio.SocketStream) else ""
 
 
 def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, ObjectStore]) -> None:

@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
 
 from agent.config.s3_section import S3Section
+from agent.host_os.per_user_bounds import SHARED, Limit
 from agent.http.patience import Patience
 from agent.http.shares import Shares
 from agent.http.workers import Workers
@@ -21,6 +23,12 @@ from agent.s3.rdma.service import Answering, HttpClient, S3Rdma
 from agent.s3.requests import Hosts, Operation, S3Request
 from agent.s3.signature import HttpRequest, Signer, SigningKeys
 from agent.s3.store import ObjectStore
+
+CONNECTIONS: Final = Limit(
+    "s3-connections", "connections of S3 (`s3.connections`)", 256,
+    by="peer, until it shows a key", share=SHARED, refused="the oldest without a key is closed, or it",
+    bytes_each=640 << 10,
+)  # fmt: skip
 
 
 class Serving(ABC):

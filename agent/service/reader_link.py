@@ -72,7 +72,7 @@ def decode_order(line: bytes) -> Order:
         minor, flags, transfer_bytes = map(int, found["negotiated"])
         agreed = Negotiated(minor, InitFlag(flags), transfer_bytes)
         number, processes = int(found["number"]), int(found["processes"])
-        listen = [str(each) for each in found["s3"]]
+        listen = tuple(str(each) for each in found["s3"])
         return Order(number, str(found["folder"]), processes, str(found["configuration"]), agreed, listen)
     except (ValueError, KeyError, TypeError) as wrong:
         raise LinkBroken(f"no order: {wrong}") from None

@@ -13,7 +13,7 @@ from agent.config.s3_section import S3Section
 from agent.fs.doors.door import MakeRunner
 from agent.host_os.per_user_bounds import Bounds
 from agent.host_os.rate_limited_log import Complaints
-from agent.http.connection import HEAD_BYTES_MAX, AnsweredElsewhere
+from agent.http.connection import HEAD_BYTES_MAX, AnsweredElsewhere, peer_address
 from agent.http.door import HttpDoor
 from agent.http.server_side import Request, ServerSide
 from agent.http.unauthenticated_clients import KNOWN
@@ -23,14 +23,13 @@ from agent.s3.body import Body
 from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
-from agent.s3.door import CONNECTIONS, peer_address
 from agent.s3.errors import slow_down
 from agent.s3.get_object import ObjectReads
 from agent.s3.processes.carrying import Carrier, Relay, RequestBytes
 from agent.s3.processes.reader_objects import BlocksOf, FirstProcess, ReaderObjects
 from agent.s3.rdma.service import Answering, HttpClient
 from agent.s3.requests import Operation, S3Request
-from agent.s3.service import Serving
+from agent.s3.service import CONNECTIONS, Serving
 from agent.s3.signature import HttpRequest, Signer
 
 log = logging.getLogger(__name__)
@@ -147,13 +146,15 @@ class ReaderConnection(Connection):
         self._carrier = carrier
         self._received = b""
         """Of the request, as it came."""
-        self._goes_on: bool | None = None
-        """Of a request that the first process answered: whether there may be another."""
+        self._is_carried = False
+        """The first process has answered the request."""
 
     async def _serve_one(self, idle_seconds: float) -> bool:
-        self._received, self._goes_on = self._http.trailing_data, None
-        goes_on = await super()._serve_one(idle_seconds)
-        return goes_on if self._goes_on is None else self._goes_on
+        self._received, self._is_carried = self._http.trailing_data, False
+        return await super()._serve_one(idle_seconds)
+
+    def _may_go_on(self) -> bool:
+        return self._is_carried or super()._may_go_on()
 
     async def _some(self, most: int = HEAD_BYTES_MAX) -> bytes:
         data = await super()._some(most)
@@ -164,8 +165,8 @@ class ReaderConnection(Connection):
         try:
             return await super()._answer(request)
         except AnsweredElsewhere:
-            self._goes_on = await self._carry()
-            return self._goes_on
+            self._is_carried = True
+            return await self._carry()
 
     def _answering(self, http: HttpRequest, signer: Signer, path: str) -> tuple[str, Answering]:
         headers = http.headers

@@ -39,7 +39,7 @@ class Blocks(Protocol):
     """What is asked of a `BlockStore` here."""
 
     def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
-        """As of `BlockStore`."""
+        """Fill `into`; see `BlockStore`."""
 
 
 BlocksOf: TypeAlias = Callable[[Mapping[int, str]], Blocks | None]
