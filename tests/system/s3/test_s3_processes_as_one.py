@@ -20,9 +20,8 @@ from tests.support.engines.s3_with_reader import WithReader, with_reader
 from tests.support.waiting import wait_until
 from tests.system.s3.test_s3_tls import make_certificate
 
-SEEDS = range(6)
+SEEDS = range(12)
 BODIES = {key: random.Random(key).randbytes(1_300_000 if key == "c" else 3000) for key in KEYS}
-IDLE_SECONDS = 3.0
 
 Connect = Callable[[int], socket.socket]
 
@@ -35,13 +34,13 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[WithR
         return socket.create_connection(("127.0.0.1", port), 60)
 
     if request.param == "plain":
-        with with_reader(tmp_path, idle_s=IDLE_SECONDS) as near:
+        with with_reader(tmp_path) as near:
             yield near, plain
         return
     certificate, private = make_certificate(tmp_path)
     context = ssl.create_default_context(cafile=str(certificate))
     files = {"certificate": str(certificate), "private_key": str(private)}
-    with with_reader(tmp_path, idle_s=IDLE_SECONDS, **files) as near:
+    with with_reader(tmp_path, **files) as near:
         yield near, lambda port: context.wrap_socket(plain(port), server_hostname="127.0.0.1")
 
 
