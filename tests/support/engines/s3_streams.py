@@ -72,8 +72,8 @@ def _signed(
     headers: dict[str, str] | None = None,
     payload: str = UNSIGNED,
 ) -> bytes:
-    key = chance.choice([KEY] * 12 + [OTHER_KEY, _FORGED, _UNKNOWN])
-    region = chance.choice(["us-east-1"] * 15 + ["elsewhere-1"])
+    key = chance.choice([KEY] * 25 + [OTHER_KEY, _FORGED, _UNKNOWN])
+    region = chance.choice(["us-east-1"] * 30 + ["elsewhere-1"])
     try:
         return signed_head(method, target, headers, payload, key=key, region=region)[0]
     except S3Error:  # no client signs such a target
@@ -88,7 +88,7 @@ def _with_line(head: bytes, line: bytes) -> bytes:
 def _request(chance: random.Random) -> bytes:
     kind = chance.choice([_read, _read, _read, _put, _put, _put_by_chunks, _other])
     made = kind(chance, f"/blocks/{chance.choice(_KEYS)}")
-    return _bent(chance, made) if chance.random() < 0.35 else made
+    return _bent(chance, made) if chance.random() < 0.15 else made
 
 
 def _read(chance: random.Random, target: str) -> bytes:
