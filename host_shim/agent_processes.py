@@ -179,7 +179,7 @@ class AgentProcesses:
         folders = self._files.processes(inside)
         with self._looking:
             if self._is_closed:
-                return
+                return  # type: ignore[unreachable]
             for folder in folders[: PROCESSES_MAX - 1]:
                 if folder not in self._known:
                     self._known[folder] = self._make(os.path.join(inside, folder, SESSION_PATH))

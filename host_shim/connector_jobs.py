@@ -26,7 +26,7 @@ WAITING_MAX = 4096
 """Pieces of work that may wait; each is a closure of some hundred bytes."""
 URGENT_IN_A_ROW = 8
 LOOK_AGAIN_SECONDS = 0.2
-"""Whoever waits for helpers looks this often, though the last of them tells."""
+"""A wait for helpers looks this often, though the last of them tells."""
 
 Work: TypeAlias = Callable[[], None]
 _Queued: TypeAlias = tuple[Work, Work | None]
@@ -197,8 +197,8 @@ class _Shared:
         finally:
             with self._lock:
                 self._helping -= 1
-                if self._closed and not self._helping:
-                    self._last.release()
+                if not self._helping and self._closed:
+                    self._last.release()  # type: ignore[unreachable]
 
     def work_on(self, *, is_helper: bool = False) -> None:
         """Do what nobody else has begun. A helper's Exception is in `error`."""

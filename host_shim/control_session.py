@@ -6,9 +6,9 @@ A refusal of the agent is a `Refusal` with its errno, and the session lives on.
 
 To lend a free session takes no lock: `list.pop` and `list.append` are atomic under the interpreter's lock.
 
-A handler of a signal may raise between any two of our calls (Ctrl-C, a time-out). So what a call borrows goes
-back by one call into C, with nothing before it that a handler could come amid. What is lost all the same, on
-its way from one variable into another, ends with its last use, and its place is free then.
+A handler of a signal may raise wherever a function begins or a call into C has returned (Ctrl-C, a time-out).
+So a session goes back by one call into C, and nothing comes before that. A session that is lost on its way to
+a variable is closed with its last use, and its place is free then.
 """
 
 # One idea in one file: a session, and how long it lives. Every get goes through both.
@@ -69,7 +69,7 @@ ONE_BY_ONE_SECONDS = 1.0
 REOPEN_SECONDS = 0.05
 """While there is no agent, the mount is asked for one this often and not with every call."""
 LOOK_AGAIN_SECONDS: Final = 0.2
-"""Who waits for a session is told of one, unless an interrupt comes between: so it looks this often."""
+"""A call that waits for a session looks this often: an interrupt may come before it is told of one."""
 
 
 class SessionDead(Exception):
@@ -451,8 +451,8 @@ class SessionLender:
         self._maximum = maximum
         self._lock = threading.Lock()
         self.free: list[Session] = []
-        """Whoever took a session appends it here, and calls `tend` where it is dead, the pool is closed, or
-        somebody is `waiting`."""
+        """A call appends the session that it took, and calls `tend` where it is dead, the pool is closed, or
+        another call is `waiting`."""
         self._open: set[weakref.ref[Session]] = set()
         """Those that are open, or about to be. One that is lost leaves by itself."""
         self.waiting: list[None] = []
