@@ -1,4 +1,8 @@
-"""`g35 run`: `g35 up`, `g35 replay`, `g35 status` and `g35 down` in one temporary folder, gone at the end."""
+"""`g35 run`: `g35 up`, `g35 replay`, `g35 status` and `g35 down` in one temporary folder, gone at the end.
+
+SIGTERM and SIGHUP take the pool down as Ctrl-C does. After `kill -9` the kernel ends `g35 up`, and so its
+children; the next run clears the folder away.
+"""
 
 import shutil
 import subprocess
@@ -12,8 +16,10 @@ import typer
 
 from agent.cli.temporary_folder import KeptFolder, temporary_folder
 from agent.cli.up.children import end_process
+from agent.cli.up.interrupts import ended_by_signals
 from agent.cli.up.up_arguments import Media, Transport, check_captures, drive_size_option
 from agent.errors import UserError
+from agent.host_os.parent_death import die_with_parent
 from agent.replay.replay_options import ReplayOptions
 
 SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
@@ -56,7 +62,7 @@ def run(
         raise UserError(f"there is no trace {trace}", "`g35 trace generate` makes one")
     per_token = bytes_per_token or (2048 if trace is None else 128)
     chosen = trace or SAMPLE
-    with temporary_folder("g35-run-") as state:
+    with ended_by_signals(), temporary_folder("g35-run-") as state:
         slot_bytes = max(-(-block_tokens_of(chosen) * per_token // 4096) * 4096, 64 << 10)
         up = [
             "--transport", transport, "--media", media, "--drive-size", drive_size,
@@ -97,7 +103,12 @@ def _pool_up(state: Path, transport: Transport, options: list[str]) -> Iterator[
     if shutil.which("fusermount3") is None and not Path("/dev/fuse").exists():
         raise UserError("there is no /dev/fuse here, so nothing can be mounted", "see `make setup`")
     _say(f"up: two enclosures of two drives each over {_WAYS[transport]}, a fresh pool, the agent, its mount")
-    process = subprocess.Popen(_g35("up", "--state", state, *options), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        _g35("up", "--state", state, *options),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
     assert process.stdout is not None
     try:
         if not any(line.strip() == "ready" for line in process.stdout):

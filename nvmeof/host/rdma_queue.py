@@ -201,7 +201,8 @@ class RdmaQueue:
         return ended
 
     def submit(self, command: Command, now: float) -> None:
-        """Put a command into `sends`. Raises `QueueFull` and `LocalProtocolError`, then nothing happened."""
+        """Put a command into `sends`. Raises `QueueFull`, `LocalProtocolError`, and `ConnectionLost` where
+        the device registers no more memory; then nothing happened."""
         if self.failed is not None:
             raise LocalProtocolError("a host queue that has failed takes no command")
         if len(self._flights) + len(self._closing) >= self.depth:
@@ -211,7 +212,7 @@ class RdmaQueue:
         size = command.out_bytes or command.in_bytes
         if size > MAX_KEYED_LENGTH:
             raise LocalProtocolError(f"{command!r} moves {size} bytes, more than a descriptor can name")
-        flight = _Flight(command, self._free_slots.pop())
+        flight = _Flight(command, self._free_slots[-1])
         inside = 0
         address = sgl = 0
         bind: BindWindow | None = None
@@ -232,6 +233,7 @@ class RdmaQueue:
         else:
             # A descriptor must be there; a keyed one of length 0 says that no data are (as Linux has it).
             sgl = SGL_KEYED
+        self._free_slots.pop()
         command.cid = self._new_cid()
         command.submitted_at = now
         self._flights[command.cid] = flight

@@ -92,15 +92,17 @@ class RegisteredBuffers:
         return None
 
     def borrow(self, size: int) -> Loan:
-        """A buffer for `size` bytes; what it holds is left over from its last use."""
+        """A buffer for `size` bytes; what it holds is left over from its last use. Raises as `Registrar`."""
         room = max(LEAST_LOAN, 1 << (size - 1).bit_length())
-        self.lent_bytes += room
         spare = self._spare.get(room)
         if spare:
             self._spare_bytes -= room
-            return Loan(spare.pop(), size)
-        memory = memoryview(mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-        return Loan(self._registrar.register(memory, self._access), size)
+            region = spare.pop()
+        else:
+            memory = memoryview(mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            region = self._registrar.register(memory, self._access)
+        self.lent_bytes += room
+        return Loan(region, size)
 
     def give_back(self, loan: Loan) -> None:
         """It is free: nobody here or on the other side uses it any more."""

@@ -157,15 +157,23 @@ class RdmaHostQueue:
             if self._linked is None:
                 raise errors.ConnectionLost(self._why)
         queue.submit(command, time.monotonic())
-        if more:
-            return
+        if not more:
+            self._post(linked)
+
+    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
+        try:
+            submit_each(self, commands, more)
+        except errors.NvmeofError:
+            # Those before it leave all the same: nobody may come to wait for one of this queue for a while.
+            if self._linked is not None:
+                self._post(self._linked)
+            raise
+
+    def _post(self, linked: Linked) -> None:
         try:
             linked.post()
         except errors.ConnectionLost as error:
             self._die(str(error))
-
-    def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
-        submit_each(self, commands, more)
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         """Data of RDMA are there when all of them are."""

@@ -23,8 +23,10 @@ def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str =
     lines = [f"mounted at {mount}; keys, logs and drives are in {layout.state}"]
     if (shared := mount / "shared/shared").is_dir():
         lines.append(f"a folder for engines that store files, the same on every host: {shared}")
+    g35 = typed_command()
     if options.virtiofs:
-        lines.append(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}")
+        socket = quote(str(layout.virtiofs_socket))
+        lines.append(f"a GPU host that mounts it: {g35} host --socket {socket}")
     if options.s3:
         port = layout.s3_port.read_text().strip()
         if s3_was not in ("", port):
@@ -35,7 +37,6 @@ def ready_message(layout: Layout, mount: Path, options: UpOptions, s3_was: str =
     if options.query:
         url = f"http://127.0.0.1:{layout.query_port.read_text().strip()}/query"
         lines.append(f"routers: {url}, token in {layout.query_tokens}")
-    g35 = typed_command()
     if options.spill is not None:
         toml = quote(str(layout.configuration))
         lines.append(

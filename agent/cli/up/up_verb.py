@@ -209,6 +209,8 @@ class _Pool:
         if are_new:
             self._set_dead_names_aside()
         clear_dead_mount(self._mount)
+        if self._mount.is_file():
+            raise UserError(f"--mount {self._mount}: is a file, not a folder", "name a folder")
         if not self._mount.exists():
             self._mount.mkdir(parents=True)
             self._mount_is_new = True

@@ -120,6 +120,14 @@ def test_broken_lines_are_skipped_and_strict_stops(bench: Bench, trace: Path) ->
     assert "Traceback" not in strict.output
 
 
+def _runs(pid: int) -> bool:
+    """A zombie that nobody has waited for does not run any more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _gets(bench: Bench) -> int:
     status = json.loads((bench.mount / ".g35/status.json").read_text())
     return int(status["totals"]["gets"])
@@ -255,6 +263,32 @@ def test_make_run_in_small(processes: Processes) -> None:
     assert run.process.wait(120) == 0, run.output
     assert "wrong bytes" in run.output
     assert "nothing is left" in run.output
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_is_ended_leaves_no_process(
+    how: signal.Signals, tmp_path: Path, processes: Processes
+) -> None:
+    """The signal comes to `g35 run` alone. After SIGKILL folder and dead mount stay for the next run."""
+    run = processes.g35("run", "--drive-size", "512M", environment={"TMPDIR": str(tmp_path)})
+    run.wait_for_line("every byte read", 120)
+    (state,) = tmp_path.glob("g35-run-*")
+    children = [int((state / file).read_text()) for file in ("agent.pid", "jbof-0.pid", "jbof-1.pid")]
+    assert run.stop(120, how) != 0
+    wait_until(lambda: not any(map(_runs, children)), 60, "the end of all processes")
+    if how == signal.SIGKILL:
+        unmount_below(tmp_path)
+    else:
+        assert not state.exists()
+        assert "Traceback" not in run.output
+
+
+def test_a_mount_that_is_a_file_is_named(tmp_path: Path, processes: Processes) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    up = processes.g35("up", "--state", tmp_path / "state", "--mount", file, *QUICK)
+    assert up.process.wait(120) == 1
+    assert f"error: --mount {file}: is a file, not a folder\nhint: name a folder\n" in up.output
 
 
 def test_without_a_mount_a_replay_says_what_to_do(tmp_path: Path, trace: Path, processes: Processes) -> None:

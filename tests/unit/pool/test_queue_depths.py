@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.pool.write.batch import AT_ONCE, SLOW_SECONDS
+import pytest
+
+from agent.pool.steps import Steps
+from agent.pool.write.batch import AT_ONCE, SLOW_SECONDS, TogetherWriter, _Batch
 from host_shim.transfer_wire import MANY_MAX
 from tests.support.pool.lending import nothing_is_held
+from tests.support.pool.memory_pool import key_of
 from tests.unit.pool.test_many_puts import Driven, stuck_agent, together
 
 
@@ -56,3 +60,36 @@ def test_reads_that_hang_keep_their_places_in_the_queue() -> None:
     assert len(sent) <= channel.queue_depth()
     driven.run(100.0)
     nothing_is_held(agent)
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_a_batch_of_puts_counts_off_every_command_that_was_answered(stuck: bool) -> None:
+    """Else its later values would find less and less room."""
+    agent, channel = stuck_agent((3, 3))
+    sent: list[tuple[int, int]] = []
+
+    def is_stuck(namespace: int, offset: int) -> bool:
+        if stuck and namespace == 0:
+            sent.append((namespace, offset))
+            return True
+        return False
+
+    channel.is_stuck = is_stuck
+    keys = [key_of(number) for number in range(MANY_MAX)]
+    pseudonyms = agent.volume.pseudonyms(keys)
+    writers = [
+        TogetherWriter(agent.volume, key, length=500, pseudonym=pseudonym)
+        for key, pseudonym in zip(keys, pseudonyms, strict=True)
+    ]
+    batch = _Batch(agent.volume, channel, writers, [memoryview(bytes(500))] * MANY_MAX, channel.now() + 5.0)
+    Driven(channel, _with_a_result(batch.run())).run(100.0)
+    batch.close()
+    assert batch._in_flight == len(sent)
+    assert bool(sent) is stuck
+    assert any(one is True for one in batch.became)
+    nothing_is_held(agent)
+
+
+def _with_a_result(steps: Steps[None]) -> Steps[list[bool]]:
+    yield from steps
+    return []

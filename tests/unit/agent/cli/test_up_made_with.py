@@ -113,6 +113,14 @@ def test_ready_says_the_folder_of_engines_where_the_pool_has_one(tmp_path: Path,
     assert (f"the same on every host: {folder}\n" in said) is there
 
 
+def test_ready_says_the_command_of_a_gpu_host_as_its_user_types_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("G35_UP_COMMAND", ".venv/bin/g35")
+    said = ready_message(Layout(tmp_path), tmp_path / "mnt", UpOptions(virtiofs=True))
+    assert f"mounts it: .venv/bin/g35 host --socket {tmp_path}/virtiofs.sock\n" in said
+
+
 def test_ready_says_how_to_look_at_a_place_in_g4(tmp_path: Path) -> None:
     options = UpOptions(spill=tmp_path / "below")
     said = ready_message(Layout(tmp_path), tmp_path / "mnt", options)
