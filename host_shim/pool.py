@@ -16,8 +16,8 @@ buffer that is none, lists of different lengths) raises before anything has move
 is that value's own answer, and said once in the log: False for one that no slot can hold, None for one that
 its buffer does not hold.
 
-What a handler of a signal raises amid a call (Ctrl-C, a time-out) reaches the caller, an OSError as well. Of a
-put it is not known then whether it happened. The call waits for its helpers first and keeps nothing.
+What a handler of a signal raises amid a call (Ctrl-C, a time-out) reaches the caller, an OSError as well. Of
+a put it is not known then whether it happened. The call waits for its helpers first and keeps nothing.
 
 Any thread may call anything here. Each call borrows one of at most `sessions` control sessions; further calls
 wait. After a fork the child opens its own. An event loop calls from threads:
