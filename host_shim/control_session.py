@@ -556,9 +556,13 @@ class SessionLender:
                 raise RuntimeError("the pool is closed")
             if self.free:
                 try:
-                    return self.free.pop()
+                    session = self.free.pop()
                 except IndexError:
                     continue
+                if not session.dead:
+                    return session
+                self._drop(session)
+                continue
             if len(self._open) >= self._maximum:
                 self._wait(LOOK_AGAIN_SECONDS)
                 continue

@@ -29,6 +29,7 @@ from tests.support.engines.counted_door import Counted, agent_with, filled, valu
 from tests.support.engines.drained import drained
 from tests.support.engines.scripted_agent import AgentThatGivesAtOnce, ScriptedAgent
 from tests.support.pool.memory_pool import key_of
+from tests.support.waiting import wait_until
 
 OURS = f"{host_shim.__path__[0]}/"
 KEYS = [key_of(number) for number in range(4)]
@@ -336,3 +337,20 @@ def test_a_call_that_waits_sees_a_session_that_came_back_unheard() -> None:
         del session
         dropping.join(20)
         assert found == [True, True]
+
+
+def test_a_call_that_waits_is_given_no_session_whose_answer_may_be_waiting() -> None:
+    agent = ScriptedAgent(("v",))
+    with Pool("/nowhere", files=agent, sessions=1) as pool:
+        session = pool._lender.take()
+        assert session is not None
+        session.dead = True
+        found: list[bool] = []
+        waiting = threading.Thread(target=lambda: found.append(pool.alive()))
+        waiting.start()
+        wait_until(lambda: bool(pool._lender.waiting), 20)
+        pool._lender.free.append(session)  # an interrupt comes before it is tended
+        del session
+        waiting.join(20)
+        assert found == [True]
+        assert agent.opens == 2
