@@ -436,8 +436,7 @@ class Loan:
                 session.dead = True
             self._session = None
             lender.free.append(session)  # and no call between these two lines
-            if session.dead or lender.closed or lender.waiting:
-                lender.tend(session)
+            lender.tend(session)
         return kind is MemoryError or kind is SessionDead
 
 
@@ -451,14 +450,17 @@ class SessionLender:
         self._maximum = maximum
         self._lock = threading.Lock()
         self.free: list[Session] = []
-        """A call appends the session that it took, and calls `tend` where it is dead, the pool is closed, or
-        another call is `waiting`."""
+        """A call appends the session that it took, and calls `tend`."""
         self._open: set[weakref.ref[Session]] = set()
         """Those that are open, or about to be. One that is lost leaves by itself."""
-        self.waiting: list[None] = []
+        self._waiting: list[None] = []
         """One for each call that waits for a session."""
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._left = 0
+        """Calls under way when one ended last."""
         self._ask_again_at = 0.0
+        self.answers = 0
+        """Calls that have ended. One may be lost where two threads count at once; it grows all the same."""
         self.closed = False
         self.reached = False
         """Whether there ever was an agent."""
@@ -490,15 +492,28 @@ class SessionLender:
 
     def tend(self, session: Session) -> None:
         """This one has come back: see `free`."""
+        self.answers += 1
+        self._left = len(self._open) - len(self.free)
         if session.dead or self.closed:
             self._drop_free()  # its agent is gone, so those of the same agent that wait here are dead as well
-        self._ring()
+            self._left = len(self._open)
+        if self._waiting:
+            self._ring()
+
+    def under_way(self) -> int:
+        """Sessions that are lent, or being opened: calls to which this process owes an answer."""
+        return len(self._open) - len(self.free)
+
+    def unheard(self) -> int:
+        """How many calls have begun since one ended last, of those under way. A process that hangs has ever
+        more of them. Threads look without a lock, so it may be wrong by a few, until the next call ends."""
+        return len(self._open) - len(self.free) - self._left
 
     def close(self) -> None:
         """Close the free sessions now, lent ones when they come back. Later calls raise RuntimeError."""
         self.closed = True
         self._drop_free()
-        for _ in range(len(self.waiting)):
+        for _ in range(len(self._waiting)):
             self._bell.put(None)
 
     def wait_until_all_are_back(self, seconds: float) -> bool:
@@ -515,7 +530,8 @@ class SessionLender:
         """In the child of a fork: close what belongs to the parent, and begin anew."""
         sessions, self.free = self.free, []
         self._lock = threading.Lock()
-        self._open, self.waiting, self._bell = set(), [], queue.SimpleQueue()
+        self._open, self._waiting, self._bell = set(), [], queue.SimpleQueue()
+        self._left = 0
         for session in sessions:
             session.close()
 
@@ -573,7 +589,7 @@ class SessionLender:
 
     def _wait(self, seconds: float) -> None:
         """Until a session is back or closed, or it is time to look for one."""
-        waiting = self.waiting
+        waiting = self._waiting
         try:
             waiting.append(None)
             if self._open and not self.free:
@@ -584,5 +600,5 @@ class SessionLender:
             waiting.pop()
 
     def _ring(self) -> None:
-        if self._bell.qsize() < len(self.waiting):
+        if self._bell.qsize() < len(self._waiting):
             self._bell.put(None)

@@ -279,8 +279,7 @@ class Volume:
             raise
         finally:
             lender.free.append(session)  # and nothing before it, see `SessionLender.free`
-            if session.dead or lender.closed or lender.waiting:
-                lender.tend(session)
+            lender.tend(session)
 
     def _want_first(self, lender: SessionLender) -> None:
         """Raises AskTheFirst where a process has refused that is not the first; it is left alone then."""

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +60,8 @@ from host_shim.control_wire import Outcome
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 0.25
+FOLLOWED_SECONDS: Final = 10.0
+"""Without a look at the pool map. A reader whose thread hangs there tells nothing more, which ends it."""
 USES_AT_ONCE: Final = 1024
 """Of one report."""
 OTHER_QUEUES: Final = 1
@@ -162,6 +165,7 @@ class Reader:
         )
         self._door: DevFuseDoor | None = None
         self._stopping = threading.Event()
+        self._followed_at = time.monotonic()
 
     def start(self, fuse: int, link: socket.socket) -> None:
         """Serve on clones of the mount's descriptor, and report. Raises MountError."""
@@ -173,24 +177,28 @@ class Reader:
         self._door = door
         garbage.search_seldom()
         self._report(link)
-        threading.Thread(target=self._beside, args=(link,), name="reports", daemon=True).start()
+        for name, work in (("map", self._follow), ("reports", lambda: self._tell(link))):
+            threading.Thread(target=work, name=name, daemon=True).start()
 
     def door_ended(self) -> None:
         """Wait for the end of the mount."""
         if self._door is not None:
             self._door.wait()
 
-    def _beside(self, link: socket.socket) -> None:
-        """Follow the pool map, and report, until the other process is gone."""
+    def _follow(self) -> None:
+        """Follow the pool map until the other process is gone. A look may wait for an enclosure."""
         channel = self._channels.take(1 + self._workers)
-        duties = Duties(
-            {
-                "following the pool map": lambda: channel.run(self._watch.look(channel)),
-                "telling of gets": lambda: self._report(link),
-            }
-        )
+        duties = Duties({"following the pool map": lambda: channel.run(self._watch.look(channel))})
         while not self._stopping.wait(REPORT_SECONDS):
             duties.turn()
+            self._followed_at = time.monotonic()
+
+    def _tell(self, link: socket.socket) -> None:
+        """Report until the other process is gone."""
+        duties = Duties({"telling of gets": lambda: self._report(link)})
+        while not self._stopping.wait(REPORT_SECONDS):
+            if time.monotonic() - self._followed_at < FOLLOWED_SECONDS:
+                duties.turn()
 
     def _report(self, link: socket.socket) -> None:
         readings = list(self._channels.tallies())

@@ -32,6 +32,7 @@ from agent.host_os.worker_thread import OwnThread
 from agent.pool.counters import Tally, total
 from agent.pool.volume.uses import USES_MAX, Use
 from agent.service.reader_link import Counts, Lines, LinkBroken, Order, Report, decode_report, encode_order
+from agent.service.reader_silence import Silence
 from agent.service.slot_lender import Borrower, SlotLender, link_pairs, links_of
 from host_shim.control_wire import PROCESS_FOLDER
 
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 START_SECONDS: Final = 60.0
 """From the start of a process to its first report; then it is started anew."""
-SILENT_SECONDS: Final = 10.0
-"""Without a report; a process that hangs is ended, and started anew."""
 AGAIN_SECONDS: Final = (0.1, 5.0)
 """From the end of a process to its next start: at first, and at the most."""
 GOOD_SECONDS: Final = 30.0
@@ -54,6 +53,8 @@ END_SECONDS: Final = 5.0
 class ReaderState(enum.Enum):
     STARTING = "starting"
     SERVING = "serving"
+    LATE = "late"
+    """It has told nothing for a second: it hangs, or the machine has no processor for it."""
     ENDED = "ended"
     """It is started again."""
     UNMOUNTED = "unmounted"
@@ -63,7 +64,8 @@ class ReaderState(enum.Enum):
 LEGAL: Final = {
     ReaderState.ENDED: {ReaderState.STARTING, ReaderState.UNMOUNTED},
     ReaderState.STARTING: {ReaderState.SERVING, ReaderState.ENDED, ReaderState.UNMOUNTED},
-    ReaderState.SERVING: {ReaderState.ENDED, ReaderState.UNMOUNTED},
+    ReaderState.SERVING: {ReaderState.LATE, ReaderState.ENDED, ReaderState.UNMOUNTED},
+    ReaderState.LATE: {ReaderState.SERVING, ReaderState.ENDED, ReaderState.UNMOUNTED},
     ReaderState.UNMOUNTED: set[ReaderState](),
 }
 
@@ -119,7 +121,8 @@ class _Reader:
         self.borrower = Borrower()
         """Of the process that is there, or was."""
         self.lines = Lines()
-        self.since = self.heard_at = self.again_at = 0.0
+        self.silence = Silence(0, 0.0)
+        self.since = self.again_at = 0.0
         self.pause = AGAIN_SECONDS[0]
 
     def become(self, state: ReaderState) -> None:
@@ -132,8 +135,8 @@ class _Reader:
 
     def take(self, report: Report, now: float) -> None:
         self.count(report)
-        self.heard_at = now
-        if report.is_ready and self.state is ReaderState.STARTING:
+        self.silence.end(now)
+        if report.is_ready and self.state in (ReaderState.STARTING, ReaderState.LATE):
             self.become(ReaderState.SERVING)
 
     def forget_process(self) -> None:
@@ -250,9 +253,16 @@ class Readers(OwnThread):
             if reader.stand_in.negotiated is not None and now >= reader.again_at:
                 self._start(reader, now)
             return
-        limit = START_SECONDS if reader.state is ReaderState.STARTING else SILENT_SECONDS
-        if process.poll() is None and now - reader.heard_at > limit:
-            log.error("process %d of this agent (%d) hangs; it is started anew", reader.number, process.pid)
+        silence, is_starting = reader.silence, reader.state is ReaderState.STARTING
+        silence.look(now, is_starting=is_starting)
+        if reader.state is ReaderState.SERVING and silence.is_late:
+            reader.become(ReaderState.LATE)
+        hangs = silence.seconds > START_SECONDS if is_starting else silence.hangs
+        if hangs and process.poll() is None:
+            log.error(
+                "process %d of this agent (%d) hangs: nothing of it was heard for %.0f s; it is started anew",
+                reader.number, process.pid, silence.seconds,
+            )  # fmt: skip
             process.kill()
             process.wait()
         elif process.poll() is None and reader.borrower.is_to_end.is_set():
@@ -297,7 +307,7 @@ class Readers(OwnThread):
         reader.process, reader.link, reader.borrower = process, ours, Borrower()
         if self._lender is not None:
             self._lender.begin(reader.number, lending, reader.borrower)
-        reader.since = reader.heard_at = now
+        reader.since, reader.silence = now, Silence(process.pid, now)
         reader.starts += 1
         reader.become(ReaderState.STARTING)
         configuration = self._configuration.model_dump_json()
@@ -314,7 +324,7 @@ class Readers(OwnThread):
         self._hear_rest(reader)
         if reader.link is not None:
             self._selector.unregister(reader.link)
-        was_serving = reader.state is ReaderState.SERVING
+        was_serving = reader.state in (ReaderState.SERVING, ReaderState.LATE)
         reader.forget_process()
         if not mounting.is_mounted(reader.folder):
             log.warning("process %d of this agent was unmounted: its gets are served here", reader.number)
@@ -337,11 +347,11 @@ class Readers(OwnThread):
         assert reader.link is not None
         try:
             for line in reader.lines.receive(reader.link):
-                was_serving = reader.state is ReaderState.SERVING
+                was_starting = reader.state is ReaderState.STARTING
                 report = decode_report(line)
                 reader.take(report, time.monotonic())
                 self._note_uses(report.uses)
-                if reader.state is ReaderState.SERVING and not was_serving:
+                if reader.state is ReaderState.SERVING and was_starting:
                     assert reader.stand_in is not None
                     self._selector.unregister(reader.stand_in.descriptor)
         except BlockingIOError:

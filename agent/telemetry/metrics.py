@@ -207,7 +207,7 @@ OF_THE_POOL: tuple[tuple[Kind, str, str, str], ...] = (
 """Kind, name, place in the snapshot and help. A collection counts by its length, a missing place as 0."""
 
 
-PROCESS_GAUGES = {"up": "1 where a process of the agent beside the first serves gets."}
+PROCESS_GAUGES = {"up": "1 where a process of the agent beside the first serves gets, and is not late."}
 PROCESS_COUNTERS = {
     "starts": "Times that it was started.",
     "gets": "Gets that it has served; those of the volumes have them, too.",

@@ -348,7 +348,7 @@ def test_a_call_that_waits_is_given_no_session_whose_answer_may_be_waiting() -> 
         found: list[bool] = []
         waiting = threading.Thread(target=lambda: found.append(pool.alive()))
         waiting.start()
-        wait_until(lambda: bool(pool._lender.waiting), 20)
+        wait_until(lambda: bool(pool._lender._waiting), 20)
         pool._lender.free.append(session)  # an interrupt comes before it is tended
         del session
         waiting.join(20)
