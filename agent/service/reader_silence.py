@@ -35,7 +35,7 @@ class Activity(NamedTuple):
 
 
 def activity_of(pid: int, proc: Path = _PROC) -> Activity | None:
-    """None where that cannot be told."""
+    """None where that cannot be told, as of a kernel that counts no time."""
     ticks, is_asleep = 0, True
     try:
         threads = os.listdir(proc / f"{pid}/task")
@@ -46,7 +46,7 @@ def activity_of(pid: int, proc: Path = _PROC) -> Activity | None:
             ticks += int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return None
-    return Activity(is_asleep, ticks) if threads else None
+    return Activity(is_asleep, ticks) if ticks else None
 
 
 class Silence:

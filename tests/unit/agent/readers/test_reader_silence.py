@@ -99,6 +99,9 @@ def test_one_of_which_nothing_can_be_told_has_longer(machine: Machine) -> None:
     (machine.proc / f"{PID}/task/{PID}/stat").write_text("nonsense")
     assert machine.seconds_until_it_hangs() == pytest.approx(SILENT_SECONDS, abs=2 * TURN)
     assert activity_of(PID + 1, machine.proc) is None
+    for number in range(2):
+        (machine.proc / f"{PID}/task/{PID + number}/stat").write_text(f"1 (a) S {'0 ' * 49}\n")
+    assert activity_of(PID, machine.proc) is None, "no time of a processor is counted here"
 
 
 def test_one_that_starts_is_not_looked_at(machine: Machine) -> None:
