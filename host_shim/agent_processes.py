@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from host_shim.control_session import Files, SessionLender
+from host_shim.control_session import SessionLender
 from host_shim.control_wire import SESSION_PATH
+from host_shim.session_files import Files
 
 LOOK_SECONDS: Final = 5.0
 """Between two looks for processes; an agent that starts again may have others."""
@@ -258,20 +259,19 @@ class AgentProcesses:
         return found
 
     def _look(self) -> None:
-        if not self._looking.acquire(blocking=False):
-            return
-        try:
-            if self._is_closed or not self._first.reached:
+        with self._looking:
+            if self._is_closed or not self._first.reached or self._clock() < self._look_at:
                 return
-            self._look_at = self._clock() + LOOK_SECONDS
-            inside = os.path.join(self._mount, os.path.dirname(SESSION_PATH))
-            folders = self._files.processes(inside)
+            self._look_at = self._clock() + LOOK_SECONDS  # from here on it is nobody else's to look
+        inside = os.path.join(self._mount, os.path.dirname(SESSION_PATH))
+        folders = self._files.processes(inside)
+        with self._looking:
+            if self._is_closed:
+                return  # type: ignore[unreachable]
             for folder in folders[: PROCESSES_MAX - 1]:
                 if folder not in self._known:
                     self._known[folder] = self._make(os.path.join(inside, folder, SESSION_PATH))
             self._all = (self._first, *(self._known[each] for each in folders if each in self._known))
-        finally:
-            self._looking.release()
 
 
 def _kind_of(values: int) -> str:

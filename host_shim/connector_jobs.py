@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeAlias, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 WAITING_MAX = 4096
 """Pieces of work that may wait; each is a closure of some hundred bytes."""
 URGENT_IN_A_ROW = 8
+LOOK_AGAIN_SECONDS = 0.2
+"""A wait for helpers looks this often, though the last of them tells."""
 
 Work: TypeAlias = Callable[[], None]
 _Queued: TypeAlias = tuple[Work, Work | None]
@@ -40,7 +42,10 @@ class JobRunner:
         self._name = name
         self._thread_count = threads
         self._waiting_max = waiting_max
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """What is guarded is entered by this, and not by the condition on it: an interrupt that comes as a
+        condition is entered would leave the lock behind."""
+        self._changed = threading.Condition(self._lock)
         self._urgent: deque[_Queued] = deque()
         self._rest: deque[_Queued] = deque()
         self._in_a_row = 0
@@ -53,7 +58,7 @@ class JobRunner:
 
         `dropped` is called in its place, by the thread that closes the runner, if it still waits then.
         """
-        with self._changed:
+        with self._lock:
             waiting = len(self._urgent) + len(self._rest)
             if self._closed or waiting >= self._waiting_max:
                 return False
@@ -83,7 +88,7 @@ class JobRunner:
 
     def close(self, seconds: float = 5.0) -> bool:
         """Forget what waits, let end what runs, for `seconds` at most; False where a thread still runs."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             never = [*self._urgent, *self._rest]
             self._urgent.clear()
@@ -109,7 +114,7 @@ class JobRunner:
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not (self._urgent or self._rest):
                     if self._closed:
                         return
@@ -120,7 +125,7 @@ class JobRunner:
                 self._call(work)
             finally:
                 del work  # whatever it holds (buffers of the engine) is free while this thread waits
-                with self._changed:
+                with self._lock:
                     self._running -= 1
                     self._changed.notify_all()
 
@@ -144,51 +149,59 @@ OneOf: TypeAlias = Callable[[int], None]
 def share(helpers: JobRunner, helping: int, work: OneOf, count: int) -> None:
     """Run `work(0)` … `work(count - 1)` on this thread and up to `helping` others.
 
-    Raises the first exception of `work`; after one, no further number is begun. When it returns or raises, no
-    thread touches the work any more. The caller may then give its buffers to others, and bind the session's
-    tickets anew: a late read would be a wrong block under a right key. Where no thread can be started, the
-    calling thread does it all.
+    Raises an exception of `work`, this thread's own before a helper's; after one, no further number is begun.
+    When it returns or raises, no thread touches the work any more. The caller may then give its buffers to
+    others, and bind the session's tickets anew: a late read would be a wrong block under a right key. Where
+    no thread can be started, the calling thread does it all.
     """
     shared = _Shared(work, count)
     try:
-        for _ in range(helping):
-            if not helpers.submit(shared.help, urgent=True):
-                break
-        shared.work_on()
-    finally:
-        shared.end()
+        try:
+            for _ in range(helping):
+                if not helpers.submit(shared.help, urgent=True):
+                    break
+            shared.work_on()
+        finally:
+            shared.end()
+    except BaseException:
+        shared.end()  # anew, where an interrupt came just before the other one had begun
+        raise
     if shared.error is not None:
         raise shared.error
 
 
 class _Shared:
-    """The work of one call. `_changed` guards all that follows it. See `share`."""
+    """The work of one call. `_lock` guards all that follows it. See `share`."""
 
-    __slots__ = ("_changed", "_closed", "_helping", "_numbers", "_work", "error")
+    __slots__ = ("_closed", "_helping", "_last", "_lock", "_numbers", "_work", "error")
 
     def __init__(self, work: OneOf, count: int) -> None:
         self._work: OneOf | None = work
         self._numbers: Iterator[int] = iter(range(count))  # next() is atomic under the interpreter's lock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._last = threading.Lock()
+        """Released by the last of the helpers, once `end` has begun."""
+        self._last.acquire()
         self._closed = False
         self._helping = 0
         self.error: BaseException | None = None
 
     def help(self) -> None:
         """Take part until nothing is left; nothing at all once the call is at its end."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._helping += 1
         try:
-            self.work_on()
+            self.work_on(is_helper=True)
         finally:
-            with self._changed:
+            with self._lock:
                 self._helping -= 1
-                self._changed.notify_all()
+                if not self._helping and self._closed:
+                    self._last.release()  # type: ignore[unreachable]
 
-    def work_on(self) -> None:
-        """Do what nobody else has begun. Never raises an Exception: see `error`."""
+    def work_on(self, *, is_helper: bool = False) -> None:
+        """Do what nobody else has begun. A helper's Exception is in `error`."""
         work = self._work
         if work is None:
             return
@@ -197,21 +210,20 @@ class _Shared:
                 if self.error is not None:
                     return
                 work(number)
-        except Exception as error:
+        except BaseException as error:  # the others stop
             self.error = self.error or error
-        except BaseException as error:  # an interrupt: the others stop, this thread goes on with it
-            self.error = self.error or error
-            raise
+            if not is_helper or not isinstance(error, Exception):
+                raise  # the caller's own goes before a helper's: it may be of a handler of a signal
 
     def end(self) -> None:
         """Wait for the helpers that have begun, even if an interrupt comes meanwhile; it is raised after."""
         interrupt: BaseException | None = None
         while True:
             try:
-                with self._changed:
+                with self._lock:
                     self._closed = True
-                    while self._helping:
-                        self._changed.wait()
+                while self._helping:
+                    self._last.acquire(timeout=LOOK_AGAIN_SECONDS)
                 break
             except BaseException as error:
                 interrupt = error
@@ -235,8 +247,8 @@ def within(seconds: float, ask: Callable[[], T], otherwise: T) -> T:
 
     try:
         threading.Thread(target=run, name="g35-ask", daemon=True).start()
-        return result.result(seconds)
-    except (TimeoutError, RuntimeError):
-        if result.done():
-            raise  # what `ask` raised
-        return otherwise  # not in time, or no thread to be had
+    except RuntimeError:
+        return otherwise  # no thread to be had
+    if not wait([result], seconds).done:
+        return otherwise
+    return result.result()

@@ -2,33 +2,33 @@
 
 Read control_wire.py first. A session dies with its agent, with the mount and with the first answer that makes
 no sense. From then on every call raises `SessionDead`, and pool.py turns that into misses and opens another.
-A refusal of the agent is an `OSError` with its errno, and the session lives on.
+A refusal of the agent is a `Refusal` with its errno, and the session lives on.
 
 To lend a free session takes no lock: `list.pop` and `list.append` are atomic under the interpreter's lock.
-The condition is for opening, closing and waiting.
+
+A handler of a signal may raise wherever a function begins or a call into C has returned (Ctrl-C, a time-out).
+So a session goes back by one call into C, and nothing comes before that. A session that is lost on its way to
+a variable is closed with its last use, and its place is free then.
 """
 
 # One idea in one file: a session, and how long it lives. Every get goes through both.
 
-import ctypes
 import errno
-import fcntl
 import json
 import os
-import stat
+import queue
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, Final
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
     AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
     HEADER_BYTES,
-    PROCESS_FOLDER,
-    SESSION_FILE_BYTES,
     VALUE_BYTES_MAX,
     MalformedControl,
     Operation,
@@ -40,6 +40,7 @@ from host_shim.control_wire import (
     value_xattr,
 )
 from host_shim.registered_memory import RegisteredMemory, Transfers
+from host_shim.session_files import Files, Refusal
 from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import new_memory
 
@@ -63,107 +64,26 @@ ONE_REQUEST_BYTES = (128 << 10) - 4096
 """Reads up to this many bytes are one FUSE request on every kernel; longer ones may be several."""
 PARTS_MAX = 1000
 """Parts of one value that one system call takes; Linux allows 1,024 (IOV_MAX)."""
-FCNTL_BYTES = 1024
-"""`fcntl.ioctl` lets go of the interpreter's lock for so many bytes at the most: for more it holds the lock
-through the whole call, in which the agent moves up to 16 MiB and may wait for an enclosure."""
-
-
 ONE_BY_ONE_SECONDS = 1.0
 """A volume is not asked for many values again, once the agent has said that it does not serve them so now."""
 REOPEN_SECONDS = 0.05
 """While there is no agent, the mount is asked for one this often and not with every call."""
+LOOK_AGAIN_SECONDS: Final = 0.2
+"""A call that waits for a session looks this often: an interrupt may come before it is told of one."""
 
 
 class SessionDead(Exception):
     """There is no agent behind this session any more."""
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fgetxattr.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
-_libc.fgetxattr.restype = ctypes.c_ssize_t
-_libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
-_libc.ioctl.restype = ctypes.c_int
-
-
-class Files:
-    """The system calls of a session. A subclass has them elsewhere: a scripted agent, a virtio-fs device."""
-
-    ENDS_BEFORE_IT_RAISES: ClassVar[bool] = True
-    """Nobody works on an ioctl any more when an exception comes out of it. Python runs handlers of signals
-    once a system call has returned. FUSE returns when the agent has answered, or never had the request, or
-    is gone (`NO_ANSWER`)."""
-
-    def open(self, path: str) -> int:
-        """A session. ENOTSUP for an ordinary file of this name: what it gives back would be no values."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != SESSION_FILE_BYTES:
-                raise OSError(errno.ENOTSUP, "an ordinary file, and not the session of a g35 agent", path)
-        except OSError:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def processes(self, folder: str) -> list[str]:
-        """The names of the folders of other processes of the agent, in the folder of the session's file."""
-        try:
-            return sorted(name for name in os.listdir(folder) if name.startswith(PROCESS_FOLDER))
-        except OSError:
-            return []
-
-    def close(self, descriptor: int) -> None:
-        os.close(descriptor)
-
-    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        return os.pwrite(descriptor, data, offset)
-
-    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
-        return os.preadv(descriptor, [into], offset)
-
-    def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        return os.pwritev(descriptor, parts, offset)
-
-    def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
-        return os.preadv(descriptor, parts, offset)
-
-    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
-        call = fcntl_ioctl if len(data) <= FCNTL_BYTES else unlocked_ioctl
-        while True:
-            try:
-                call(descriptor, command, data)
-            except InterruptedError:
-                continue  # before the agent had it
-            return
-
-    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
-        """`os.getxattr` into the caller's memory, which that one cannot: it asks twice, and copies."""
-        start = ctypes.byref(ctypes.c_char.from_buffer(into))
-        while True:
-            length: int = _libc.fgetxattr(descriptor, name, start, len(into))
-            if length >= 0:
-                return length
-            code = ctypes.get_errno()
-            if code != errno.EINTR:
-                raise OSError(code, os.strerror(code))
-
-
-def fcntl_ioctl(descriptor: int, command: int, data: bytearray) -> None:
-    fcntl.ioctl(descriptor, command, data, True)
-
-
-def unlocked_ioctl(descriptor: int, command: int, data: bytearray) -> None:
-    """The same without the interpreter's lock, whatever the length. For few bytes it takes longer."""
-    if _libc.ioctl(descriptor, command, ctypes.byref(ctypes.c_char.from_buffer(data))) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-
-
 class Session:
     """Requests, answers and values through one open file. Not thread-safe, except `read` and `write`."""
 
     def __init__(self, path: str, files: Files, memory: RegisteredMemory | None = None) -> None:
+        """Not open yet: see `open`."""
+        self._path = path
         self._files = files
+        self._descriptor = -1
         self._transfers: Transfers | None = None
         if memory is not None:
             ends = files.ENDS_BEFORE_IT_RAISES
@@ -176,9 +96,12 @@ class Session:
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
+
+    def open(self) -> None:
+        """Raises SessionDead where there is no agent."""
         try:
-            self._descriptor = files.open(path)
-        except OSError as error:
+            self._descriptor = self._files.open(self._path)
+        except Refusal as error:
             raise SessionDead(str(error)) from None
 
     def close(self) -> None:
@@ -188,7 +111,7 @@ class Session:
         if descriptor >= 0:
             try:
                 self._files.close(descriptor)
-            except OSError:
+            except Refusal:
                 return  # nothing is lost: what was acknowledged is on flash
 
     def ask(
@@ -206,7 +129,7 @@ class Session:
         """The agent's counters; empty where it does not tell them."""
         try:
             found = json.loads(self.ask(Operation.STATS, ""))
-        except (OSError, ValueError):
+        except (Refusal, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -225,7 +148,7 @@ class Session:
         asked = Request(Operation.GET, self._new_id(), volume, tuple(keys), flags=FLAG_NO_ANSWER)
         try:
             self._send(asked.encode())
-        except OSError as refused:
+        except Refusal as refused:
             if refused.errno != errno.EAGAIN:
                 raise
             # The agent has no room for more tickets. Closing this session frees those that it has.
@@ -252,7 +175,7 @@ class Session:
             try:
                 self.bind_writes(volume, [keys[number] for number in fitting], some, ttl_seconds)
                 break
-            except OSError as refused:
+            except Refusal as refused:
                 if refused.errno not in TOO_LONG:
                     raise
             longest = max(some)
@@ -282,7 +205,7 @@ class Session:
             return self._transfers.move(self._descriptor, which, buffers, volume, key, ticket, ttl_seconds)
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
-        except OSError as error:
+        except Refusal as error:
             if error.errno == errno.EIO:
                 if which is Ioctl.STORE:
                     raise
@@ -297,7 +220,7 @@ class Session:
                 return min(length, len(into))
         try:
             return self._files.preadv(self._descriptor, into, data_offset(ticket) + at)
-        except OSError as error:
+        except Refusal as error:
             if error.errno == errno.EIO:
                 return 0  # this value cannot be had; `outcomes` may know why
             raise self._seen(error) from None
@@ -310,18 +233,18 @@ class Session:
         length = self._move(Ioctl.LOAD, (into,), None, volume, key)
         if length is not None:
             if length > len(into):
-                raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+                raise Refusal(errno.ERANGE, os.strerror(errno.ERANGE))
             return length
         name = value_xattr(volume, key)
         if not self._gives_at_once or len(into) > AT_ONCE_BYTES or b"\0" in name:
             return None
         try:
             return self._files.fgetxattr(self._descriptor, name, into)
-        except OSError as error:
+        except Refusal as error:
             if error.errno in (errno.ENODATA, errno.EIO):
                 return 0
             if error.errno == errno.E2BIG:  # what Linux makes of ERANGE where the buffer has 64 KiB
-                raise OSError(errno.ERANGE, os.strerror(errno.ERANGE)) from None
+                raise Refusal(errno.ERANGE, os.strerror(errno.ERANGE)) from None
             if error.errno in (errno.ERANGE, errno.ENOENT, errno.EREMOTE):
                 raise
             seen = self._seen(error)
@@ -355,7 +278,7 @@ class Session:
             return self._transfers.move_many(self._descriptor, which, volume, keys, views, ttl_seconds)
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
-        except OSError as error:
+        except Refusal as error:
             if error.errno == errno.ENOTTY:  # an agent that does not know it
                 self._unknown |= {which}
             elif error.errno == errno.EOPNOTSUPP:
@@ -374,7 +297,7 @@ class Session:
             some = parts[start : start + PARTS_MAX]
             try:
                 got = self._files.preadv_parts(self._descriptor, some, data_offset(ticket) + done)
-            except OSError as error:
+            except Refusal as error:
                 if error.errno == errno.EIO:
                     return 0
                 raise self._seen(error) from None
@@ -395,7 +318,7 @@ class Session:
         if len(parts) <= PARTS_MAX:
             try:
                 done = self._files.pwritev(self._descriptor, parts, data_offset(ticket))
-            except OSError as error:
+            except Refusal as error:
                 if error.errno == errno.EIO:
                     raise
                 raise self._seen(error) from None
@@ -413,12 +336,12 @@ class Session:
         while done < len(data):
             try:
                 written = self._files.pwrite(self._descriptor, data[done:], data_offset(ticket) + at + done)
-            except OSError as error:
+            except Refusal as error:
                 if error.errno == errno.EIO:
                     raise  # this value cannot be stored: its enclosure is away, the agent is not
                 raise self._seen(error) from None
             if written <= 0:
-                raise OSError(errno.EAGAIN, "the agent took none of the value")
+                raise Refusal(errno.EAGAIN, "the agent took none of the value")
             done += written
 
     def outcomes(self, count: int) -> list[Outcome]:
@@ -443,7 +366,7 @@ class Session:
     def _send(self, request: bytes) -> None:
         try:
             written = self._files.pwrite(self._descriptor, request, 0)
-        except OSError as error:
+        except Refusal as error:
             raise self._seen(error) from None
         if written != len(request):
             raise self._ended(f"the agent took {written} of the request's {len(request)} bytes")
@@ -451,22 +374,30 @@ class Session:
     def _exchange(self, request: Request, room: int) -> bytes:
         """Send a request and read its answer, of up to `room` bytes; the answer's body."""
         buffer = new_memory(room)  # where there is none, nothing has been sent
-        self._send(request.encode())
+        may_wait = True
         try:
+            try:
+                self._send(request.encode())
+            except Refusal:
+                may_wait = False
+                raise
             length = self._files.preadv(self._descriptor, buffer, 0)
+            may_wait = False
             answer = decode_answer_untrusted(buffer[:length])
-        except OSError as error:
-            self.dead = True  # the answer may still be waiting, and would be taken for the next one's
+        except Refusal as error:
             raise self._seen(error) from None
         except MalformedControl as nonsense:
             raise self._ended(nonsense) from None
+        finally:
+            if may_wait:
+                self.dead = True  # its answer would be taken for the next request's, whatever ended this one
         if answer.request_id != request.request_id or answer.operation != request.operation:
             raise self._ended(f"answer {answer.request_id} to request {request.request_id}")
         if answer.errno:
-            raise OSError(answer.errno, os.strerror(answer.errno))
+            raise Refusal(answer.errno, os.strerror(answer.errno))
         return answer.body
 
-    def _seen(self, error: OSError) -> Exception:
+    def _seen(self, error: Refusal) -> Exception:
         return self._ended(error) if error.errno in AGENT_GONE else error
 
     def _ended(self, why: object) -> SessionDead:
@@ -477,17 +408,22 @@ class Session:
 class Loan:
     """One call's session, as a context; `None` while there is no agent.
 
+    It is entered twice, `with (loan := lender.lend()), loan as session`: where an interrupt comes just before
+    the inner end of the block, the outer one gives the session back.
     The block ends without an exception where the agent dies or memory runs out: what it left is a miss.
     """
 
-    __slots__ = ("_lender", "_session")
+    __slots__ = ("_has_taken", "_lender", "_session")
 
     def __init__(self, lender: "SessionLender") -> None:
         self._lender = lender
         self._session: Session | None = None
+        self._has_taken = False
 
     def __enter__(self) -> Session | None:
-        self._session = self._lender.take()
+        if not self._has_taken:
+            self._session = self._lender.take()
+            self._has_taken = True
         return self._session
 
     def __exit__(
@@ -495,9 +431,12 @@ class Loan:
     ) -> bool:
         session = self._session
         if session is not None:
+            lender = self._lender
             if kind is MemoryError:
-                session.dead = True  # an answer may wait in it, and would be taken for the next request's
-            self._lender.give_back(session)
+                session.dead = True
+            self._session = None
+            lender.free.append(session)  # and no call between these two lines
+            lender.tend(session)
         return kind is MemoryError or kind is SessionDead
 
 
@@ -509,10 +448,14 @@ class SessionLender:
         self._path = path
         self._files = files
         self._maximum = maximum
-        self._changed = threading.Condition()
-        self._free: list[Session] = []
-        self._open = 0
-        self._waiting = 0
+        self._lock = threading.Lock()
+        self.free: list[Session] = []
+        """A call appends the session that it took, and calls `tend`."""
+        self._open: set[weakref.ref[Session]] = set()
+        """Those that are open, or about to be. One that is lost leaves by itself."""
+        self._waiting: list[None] = []
+        """One for each call that waits for a session."""
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._left = 0
         """Calls under way when one ended last."""
         self._ask_again_at = 0.0
@@ -525,7 +468,7 @@ class SessionLender:
         """Why there was none when one was last looked for."""
 
     def lend(self) -> Loan:
-        """A session for the caller alone: `with lender.lend() as session`. Waits while all are lent."""
+        """A session for the caller alone, see `Loan`. Waits while all are lent."""
         return Loan(self)
 
     def ask_at_once(self) -> None:
@@ -533,73 +476,69 @@ class SessionLender:
         self._ask_again_at = 0.0
 
     def take(self) -> Session | None:
-        """See `lend`. None also where this machine has no memory for one."""
+        """See `lend`, and `free` for the way back. None also where this machine has no memory for one."""
         try:
-            session = self._free.pop()
+            session = self.free.pop()
         except IndexError:
-            try:
-                return self._open_or_wait()
-            except MemoryError:
-                return None
-        if self.closed:
-            self.give_back(session)
-            raise RuntimeError("the pool is closed")
-        return session
-
-    def give_back(self, session: Session) -> None:
-        if session.dead or self.closed:
-            # Its agent is gone, so those of the same agent that wait here are dead as well.
+            pass
+        else:
+            if not session.dead and not self.closed:
+                return session
             self._drop(session)
-            self._drop_free()
-            self._note_answer()
-            return
         try:
-            self._free.append(session)
+            return self._open_or_wait()
         except MemoryError:
-            self._drop(session)
-        self.answers += 1  # as `_note_answer`, whose call would cost a get more than its work
-        self._left = self._open - len(self._free)
+            return None
+
+    def tend(self, session: Session) -> None:
+        """This one has come back: see `free`."""
+        self.answers += 1
+        self._left = len(self._open) - len(self.free)
+        if session.dead or self.closed:
+            self._drop_free()  # its agent is gone, so those of the same agent that wait here are dead as well
+            self._left = len(self._open)
         if self._waiting:
-            with self._changed:
-                self._changed.notify()
-        if self.closed:  # close() may have looked before this one was back
-            self._drop_free()  # type: ignore[unreachable]
+            self._ring()
 
     def under_way(self) -> int:
         """Sessions that are lent, or being opened: calls to which this process owes an answer."""
-        return self._open - len(self._free)
+        return len(self._open) - len(self.free)
 
     def unheard(self) -> int:
         """How many calls have begun since one ended last, of those under way. A process that hangs has ever
         more of them. Threads look without a lock, so it may be wrong by a few, until the next call ends."""
-        return self._open - len(self._free) - self._left
-
-    def _note_answer(self) -> None:
-        self.answers += 1
-        self._left = self._open - len(self._free)
+        return len(self._open) - len(self.free) - self._left
 
     def close(self) -> None:
         """Close the free sessions now, lent ones when they come back. Later calls raise RuntimeError."""
         self.closed = True
         self._drop_free()
+        for _ in range(len(self._waiting)):
+            self._bell.put(None)
 
     def wait_until_all_are_back(self, seconds: float) -> bool:
         """After `close`: wait for the sessions that are lent; False where that took longer than `seconds`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._open <= 0, timeout=seconds)
+        until = time.monotonic() + seconds
+        while True:
+            self._drop_free()
+            left = until - time.monotonic()
+            if not self._open or left <= 0:
+                return not self._open
+            self._wait(left)
 
     def abandon(self) -> None:
         """In the child of a fork: close what belongs to the parent, and begin anew."""
-        sessions, self._free = self._free, []
-        self._changed = threading.Condition()
-        self._open = self._waiting = self._left = 0
+        sessions, self.free = self.free, []
+        self._lock = threading.Lock()
+        self._open, self._waiting, self._bell = set(), [], queue.SimpleQueue()
+        self._left = 0
         for session in sessions:
             session.close()
 
     def _drop_free(self) -> None:
-        while self._free:
+        while self.free:
             try:
-                session = self._free.pop()
+                session = self.free.pop()
             except IndexError:
                 return  # another thread had the last one
             self._drop(session)
@@ -608,45 +547,58 @@ class SessionLender:
         try:
             session.close()
         finally:
-            self._drop_place()
+            self._open.discard(weakref.ref(session))
+        self._ring()
 
     def _open_or_wait(self) -> Session | None:
-        with self._changed:
-            self._waiting += 1
-            try:
-                while True:
-                    if self.closed:
-                        raise RuntimeError("the pool is closed")
-                    if self._free:
-                        try:
-                            return self._free.pop()
-                        except IndexError:
-                            continue
-                    if self._open < self._maximum:
-                        break
-                    try:
-                        self._changed.wait()
-                    except RuntimeError:  # no memory for the lock of a waiter
-                        return None
-                if time.monotonic() < self._ask_again_at:
-                    return None
-                self._open += 1
-            finally:
-                self._waiting -= 1
-        try:
+        while True:
+            if self.closed:
+                raise RuntimeError("the pool is closed")
+            if self.free:
+                try:
+                    session = self.free.pop()
+                except IndexError:
+                    continue
+                if not session.dead:
+                    return session
+                self._drop(session)
+                continue
+            if len(self._open) >= self._maximum:
+                self._wait(LOOK_AGAIN_SECONDS)
+                continue
+            if time.monotonic() < self._ask_again_at:
+                return None
             session = Session(self._path, self._files, self._memory)
-        except SessionDead as dead:
-            self.why_not = str(dead)
-            self._ask_again_at = time.monotonic() + REOPEN_SECONDS
-            self._drop_place()
-            return None
-        except BaseException:  # an interrupt: the place is free again
-            self._drop_place()
-            raise
-        self.reached = True
-        return session
+            place = weakref.ref(session, self._open.discard)
+            try:
+                with self._lock:
+                    if has_place := len(self._open) < self._maximum:
+                        self._open.add(place)
+                if has_place:
+                    session.open()
+                    self.reached = True
+                    return session
+            except BaseException as error:
+                self._open.discard(place)
+                self._ring()
+                if not isinstance(error, SessionDead):
+                    raise
+                self.why_not = str(error)
+                self._ask_again_at = time.monotonic() + REOPEN_SECONDS
+                return None
 
-    def _drop_place(self) -> None:
-        with self._changed:
-            self._open -= 1
-            self._changed.notify_all()
+    def _wait(self, seconds: float) -> None:
+        """Until a session is back or closed, or it is time to look for one."""
+        waiting = self._waiting
+        try:
+            waiting.append(None)
+            if self._open and not self.free:
+                self._bell.get(timeout=min(seconds, LOOK_AGAIN_SECONDS))
+        except queue.Empty:
+            return
+        finally:
+            waiting.pop()
+
+    def _ring(self) -> None:
+        if self._bell.qsize() < len(self._waiting):
+            self._bell.put(None)

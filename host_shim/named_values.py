@@ -40,6 +40,7 @@ from host_shim.control_wire import (
 )
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong, whole_seconds
 from host_shim.prefix_records import Speeds, leading_hits
+from host_shim.session_files import Refusal
 
 __all__ = ["LABEL_BYTES", "NamedValues", "key_of_long_name", "label_of", "name_of"]
 
@@ -182,7 +183,7 @@ class NamedValues:
         try:
             gate = self._volume.stats().get("gate") or {}
             return Speeds(gate.get("bytes_per_s"), gate.get("recomputed_bytes_per_s"))
-        except (OSError, LookupError, RuntimeError, AttributeError):
+        except (Refusal, LookupError, RuntimeError, AttributeError):
             return Speeds()
 
     def report(self, reports: Sequence[PrefixReport]) -> None:
@@ -216,7 +217,7 @@ class NamedValues:
             found = ask([key_of_long_name(name) for name in names])
             self._warn_of_no_pool()
             return found
-        except (OSError, LookupError, RuntimeError) as refused:
+        except (Refusal, LookupError, RuntimeError) as refused:
             self._complain(refused)
             return [none] * len(names)
 
@@ -237,7 +238,7 @@ class NamedValues:
                 label[:] = label_of(names[at], _length(values[at]))
                 try:
                     session.write_parts(ticket, [label, *values[at]])
-                except OSError:
+                except Refusal:
                     return  # what this value's enclosure says of it; the others go on
                 stored[at] = True
 
@@ -249,7 +250,7 @@ class NamedValues:
     def _on_session(self, move: Callable[[Session], None]) -> None:
         """Call `move` with a session, if there is an agent. What the pool refuses is logged."""
         try:
-            with self._pool._lender.lend() as session:
+            with (loan := self._pool._lender.lend()), loan as session:
                 self.agent_seen = session is not None
                 if session is None:
                     self._warn_of_no_pool()
@@ -257,7 +258,7 @@ class NamedValues:
                 lent = session
                 move(lent)
             self.agent_seen = not lent.dead
-        except (OSError, RuntimeError) as refused:
+        except (Refusal, RuntimeError) as refused:
             self._complain(refused)
 
     def _bound(
@@ -288,7 +289,7 @@ class NamedValues:
                 label = self._label()
                 try:
                     length, proved = _read_one(session, ticket, names[ticket], label, rooms[ticket])
-                except OSError as refused:
+                except Refusal as refused:
                     self._complain(refused)
                     return  # the others go on
                 if proved and (not exact or length == _length(rooms[ticket])):

@@ -16,6 +16,9 @@ buffer that is none, lists of different lengths) raises before anything has move
 is that value's own answer, and said once in the log: False for one that no slot can hold, None for one that
 its buffer does not hold.
 
+What a handler of a signal raises amid a call (Ctrl-C, a time-out) reaches the caller, an OSError as well. Of
+a put it is not known then whether it happened. The call waits for its helpers first and keeps nothing.
+
 Any thread may call anything here. Each call borrows one of at most `sessions` control sessions; further calls
 wait. After a fork the child opens its own. An event loop calls from threads:
 
@@ -52,7 +55,6 @@ from host_shim.connector_jobs import JobRunner, share
 from host_shim.control_session import (
     ONE_REQUEST_BYTES,
     TOO_LONG,
-    Files,
     Session,
     SessionDead,
     SessionLender,
@@ -71,6 +73,7 @@ from host_shim.control_wire import (
 )
 from host_shim.many_values import IS_LONGER, LONGER, Became, Fetched, judged, move_in_groups
 from host_shim.registered_memory import RegisteredMemory
+from host_shim.session_files import Files, Refusal
 from host_shim.transfer_wire import Ioctl
 from host_shim.unlocked_memory import joined, new_memory
 
@@ -138,7 +141,7 @@ class Pool:
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters of the whole pool; empty while there is no agent."""
-        with self._lender.lend() as session:
+        with (loan := self._lender.lend()), loan as session:
             if session is not None:
                 return session.stats()
         return {}
@@ -146,7 +149,7 @@ class Pool:
     def alive(self) -> bool:
         """Whether an agent answers behind the mount, asked now."""
         self._lender.ask_at_once()
-        with self._lender.lend() as session, contextlib.suppress(OSError):
+        with (loan := self._lender.lend()), loan as session, contextlib.suppress(Refusal):
             if session is not None:
                 session.ask(Operation.STATS, "")
                 return True
@@ -265,7 +268,7 @@ class Volume:
                 if session.outcomes(1) != [Outcome.HIT]:
                     return None  # it is longer, and its rest is damaged or late
             return length or None
-        except OSError as refused:
+        except Refusal as refused:
             if refused.errno == errno.ERANGE:
                 raise self._too_small(session, key, len(view)) from None
             self._want_first(lender)
@@ -275,7 +278,8 @@ class Volume:
             session.dead = True  # see `Loan`
             raise
         finally:
-            lender.give_back(session)
+            lender.free.append(session)  # and nothing before it, see `SessionLender.free`
+            lender.tend(session)
 
     def _want_first(self, lender: SessionLender) -> None:
         """Raises AskTheFirst where a process has refused that is not the first; it is left alone then."""
@@ -299,7 +303,7 @@ class Volume:
     def get(self, key: bytes) -> bytes | None:
         """A value, or None for a miss. Copies once more than `get_into`."""
         checked_key(key)
-        with self._pool._lender.lend() as session:
+        with (loan := self._pool._lender.lend()), loan as session:
             if session is None:
                 return None
             try:
@@ -315,7 +319,7 @@ class Volume:
                 if length > ONE_REQUEST_BYTES and session.outcomes(1) != [Outcome.HIT]:
                     return None  # it broke off in the middle
                 return joined(parts) if length else None
-            except OSError as refused:
+            except Refusal as refused:
                 self._raise_wrong_use(refused, session)
         return None
 
@@ -363,18 +367,19 @@ class Volume:
     ) -> list[Fetched]:
         """By one process of the agent. Raises AskTheFirst where that may serve it."""
         found: list[Fetched | None] = [None] * len(keys)
-        with lender.lend() as session:
+        with (loan := lender.lend()), loan as session:
             if session is None:
                 self._want_first(lender)
                 return [Fetched(None, None)] * len(keys)
             try:
                 self._fetch_together(session, keys, views, found)
-            except OSError as refused:
+            except Refusal as refused:
                 self._want_first(lender)
                 cause = Fetched(None, self._raise_wrong_use(refused, session))
                 return [cause if one is None else one for one in found]
         if session is None or session.dead:
             self._want_first(lender)
+        del session, loan  # what is asked for below may lose it to an interrupt, and it is not to last here
         result = [one for one in found if one is not None]
         if len(result) == len(keys):
             return result
@@ -392,7 +397,7 @@ class Volume:
         seen: Sequence[Outcome | None] = [None] * len(keys)
         unsure: set[int] = set()
         ended = False
-        with lender.lend() as session:
+        with (loan := lender.lend()), loan as session:
             if session is None:
                 self._want_first(lender)
                 return [Fetched(None, None)] * len(keys)
@@ -403,7 +408,7 @@ class Volume:
                     return
                 try:
                     lengths[index] = lent.read(index, views[index])
-                except OSError as refused:
+                except Refusal as refused:
                     if refused.errno not in _REFUSALS or lender is not self._pool._lender:
                         raise
 
@@ -421,12 +426,12 @@ class Volume:
                         if goes_on:
                             lengths[index] = IS_LONGER
                             self._pool._say_once(self.name, self._too_small(session, keys[index], len(view)))
-            except OSError as refused:
+            except Refusal as refused:
                 self._want_first(lender)
                 return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
             ended = True
             if unsure or (causes and 0 in lengths):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(Refusal):
                     seen = session.outcomes(len(keys))
         if session is None or session.dead or not ended:
             self._want_first(lender)
@@ -456,7 +461,7 @@ class Volume:
         def load(some: Sequence[bytes], into: Sequence[memoryview]) -> Became | None:
             try:
                 return session.move_many(Ioctl.LOAD_MANY, self.name, some, into)
-            except OSError as refused:
+            except Refusal as refused:
                 if refused.errno not in _REFUSALS:
                     raise
                 return None
@@ -566,7 +571,7 @@ class Volume:
             if isinstance(failure, SessionDead) or getattr(failure, "errno", 0) == errno.EREMOTE:
                 self._pool._processes.set_aside_with_puts(lender, self.name, len(keys))
 
-        with lender.lend() as session:
+        with (loan := lender.lend()), loan as session:
             if session is None:
                 note(SessionDead())
                 return left
@@ -575,14 +580,14 @@ class Volume:
                     left = self._put_together(session, keys, views, seconds, stored, note)
                 elif session.write_at_once(self.name, keys[0], views[0], seconds):
                     stored[0], left = True, []
-            except (OSError, SessionDead) as refused:
+            except (Refusal, SessionDead) as refused:
                 note(refused)
         return left
 
     def _put_by_first(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
         stored = [False] * len(keys)
         bound: list[int] = []
-        with self._pool._lender.lend() as session:
+        with (loan := self._pool._lender.lend()), loan as session:
             if session is None:
                 return stored
 
@@ -591,7 +596,7 @@ class Volume:
                     return
                 try:
                     session.write(ticket, views[bound[ticket]])
-                except OSError as refused:
+                except Refusal as refused:
                     own = _REFUSALS if len(keys) == 1 else _REFUSALS_OF_ONE
                     if refused.errno not in own:
                         raise
@@ -613,7 +618,7 @@ class Volume:
                         if len(keys) == 1:
                             raise self._too_long()
                         self._pool._say_once(self.name, self._too_long())
-            except OSError as refused:
+            except Refusal as refused:
                 self._raise_wrong_use(refused, session)
         return stored
 
@@ -638,7 +643,7 @@ class Volume:
         def store(some: Sequence[bytes], values: Sequence[memoryview]) -> Became | None:
             try:
                 return session.move_many(Ioctl.STORE_MANY, self.name, some, values, seconds)
-            except (OSError, SessionDead) as refused:
+            except (Refusal, SessionDead) as refused:
                 if on_failure is not None:
                     on_failure(refused)
                     return None
@@ -711,12 +716,12 @@ class Volume:
         for start in range(0, len(reports), REPORTS_MAX):
             whole = b"".join(each.encode() for each in reports[start : start + REPORTS_MAX])
             keys = [whole[at : at + KEY_BYTES] for at in range(0, len(whole), KEY_BYTES)]
-            with self._pool._lender.lend() as session:
+            with (loan := self._pool._lender.lend()), loan as session:
                 if session is None:
                     return False
                 try:
                     session.tell(Operation.REPORT, self.name, keys)
-                except OSError:
+                except Refusal:
                     return False  # an agent that does not know the operation, or no volume
         return True
 
@@ -753,19 +758,19 @@ class Volume:
         self, lender: SessionLender, operation: Operation, keys: Sequence[bytes], ttl_seconds: int
     ) -> Sequence[Outcome | None]:
         """By one process of the agent. Raises AskTheFirst where that may serve it."""
-        with lender.lend() as session:
+        with (loan := lender.lend()), loan as session:
             if session is not None:
                 try:
                     body = session.ask(operation, self.name, keys, ttl_seconds)
                     self._pool._known.add(self.name)
                     return session.outcomes_in(body, len(keys))
-                except OSError as refused:
+                except Refusal as refused:
                     self._want_first(lender)
                     return [self._raise_wrong_use(refused, session)] * len(keys)
         self._want_first(lender)
         return [None] * len(keys)
 
-    def _raise_wrong_use(self, refused: OSError, session: Session) -> Outcome | None:
+    def _raise_wrong_use(self, refused: Refusal, session: Session) -> Outcome | None:
         """What of the pool's state an errno of the agent tells; raises where it tells of the caller's use."""
         if refused.errno == errno.ENOENT:
             if self.name in self._pool._known:

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from host_shim.control_wire import MalformedControl, Outcome, outcomes
 from host_shim.many_values import cut
+from host_shim.session_files import Refusal, is_own, raise_refusal
 from host_shim.transfer_wire import (
     PARTS_MAX,
     SET_LOCK,
@@ -53,15 +54,20 @@ _OUTCOMES: Final = {each.value: each for each in Outcome}
 class Registrable:
     """One memfd, mapped here for as long as anybody has a view of it."""
 
+    descriptor = -1
+
     def __init__(self, size: int) -> None:
-        """`size` bytes, rounded up to whole pages. Raises OSError, ENOMEM where there is no such room."""
+        """`size` bytes, rounded up to whole pages. Raises Refusal, ENOMEM where there is no such room."""
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.descriptor = -1
-        self.descriptor = os.memfd_create("g35", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.descriptor, self.size)
-        fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
-        mapped = mmap.mmap(self.descriptor, self.size)
-        _touch(self.descriptor, mapped)
+        try:
+            self.descriptor = os.memfd_create("g35", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.descriptor, self.size)
+            fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+            mapped = mmap.mmap(self.descriptor, self.size)
+            _touch(self.descriptor, mapped)
+        except OSError as error:
+            raise_refusal(error)
+            raise
         self.view = memoryview(mapped)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self.may_be_in_use = False
@@ -83,7 +89,10 @@ def _touch(descriptor: int, mapped: mmap.mmap) -> None:
     """Have every page there, which the agent asks for, without the interpreter's lock."""
     try:
         mapped.madvise(_MADV_POPULATE_WRITE)
-    except OSError:  # before Linux 5.14
+    except OSError as error:
+        if not is_own(error):
+            raise
+        # Before Linux 5.14.
         zeroes = bytes(min(len(mapped), _TOUCHED_AT_A_TIME))
         for at in range(0, len(mapped), len(zeroes)):
             os.pwrite(descriptor, zeroes[: len(mapped) - at], at)
@@ -93,6 +102,19 @@ Place: TypeAlias = tuple[Registrable, int, int]
 """Where a buffer lies in registered memory: which, offset, length. It is made for every get."""
 
 
+class Aside:
+    """Memory for one request's values that go to other memory. Who is done with it says so by `is_lent`."""
+
+    __slots__ = ("is_known", "is_lent", "memory", "view")
+
+    def __init__(self, memory: Registrable) -> None:
+        self.memory = memory
+        self.view = memory.view[:TOGETHER_BYTES]
+        self.is_lent = True
+        self.is_known = False
+        """Among the memory that the agent is told of."""
+
+
 class RegisteredMemory:
     """All of one pool. Safe from any thread; looking a buffer up takes no lock."""
 
@@ -100,24 +122,41 @@ class RegisteredMemory:
         self._lock = threading.Lock()
         self._by_address: tuple[tuple[int, ...], tuple[Registrable, ...]] = ((), ())
         self._scrap = memoryview(b"")
-        self._aside: list[memoryview] = []
-        self._asides = 0
+        self._asides: list[Aside] = []
 
     def new(self, size: int) -> memoryview:
         """`size` zero bytes that begin at a page, with every page there. Beyond `MEMFDS_MAX`: ordinary
         memory."""
         if size <= 0:
             raise ValueError(f"{size} bytes of memory")
-        if len(self._by_address[1]) >= MEMFDS_MAX:
+        made = self._made(size)
+        if made is None:
             return new_memory(size)
         try:
-            made = Registrable(size)
-        except OSError:
-            return new_memory(size)
-        with self._lock:
-            known = sorted((*self._by_address[1], made), key=lambda each: each.address)
-            self._by_address = (tuple(each.address for each in known), tuple(known))
-        return made.view[:size]
+            with self._lock:
+                self._note(made)
+            return made.view[:size]
+        except BaseException:  # an interrupt: nobody would ever have it
+            with self._lock:
+                self._forget(made)
+            raise
+
+    def _made(self, size: int) -> Registrable | None:
+        if len(self._by_address[1]) >= MEMFDS_MAX:
+            return None
+        try:
+            return Registrable(size)
+        except Refusal:
+            return None
+
+    def _note(self, memory: Registrable) -> None:
+        """The agent may be told of it from now on. The caller has the lock, here and in `_forget`."""
+        known = sorted({*self._by_address[1], memory}, key=lambda each: each.address)
+        self._by_address = (tuple(each.address for each in known), tuple(known))
+
+    def _forget(self, memory: Registrable) -> None:
+        known = [each for each in self._by_address[1] if each is not memory]
+        self._by_address = (tuple(each.address for each in known), tuple(known))
 
     def small(self, size: int) -> memoryview:
         """A buffer of a few bytes, cut from memory that others of them share. It is never given back."""
@@ -129,38 +168,35 @@ class RegisteredMemory:
             self._scrap = scrap[size:]
         return scrap[:size]
 
-    def borrow_aside(self) -> memoryview | None:
-        """Registered memory for one request; None where all of it is in use, or there is none."""
-        try:
-            return self._aside.pop()
-        except IndexError:
-            pass
-        with self._lock:
-            if self._asides >= _ASIDE_MAX:
-                return None
-            self._asides += 1
-        aside = None
-        try:
-            aside = self.new(TOGETHER_BYTES)
-            return aside if self.find(aside) is not None else None
-        finally:
-            if aside is None or self.find(aside) is None:
-                self._forget_aside()
+    def borrow_aside(self) -> Aside | None:
+        """Registered memory for one request; None where all of it is in use, or there is none.
 
-    def give_back_aside(self, aside: memoryview) -> None:
-        """Where an agent may still touch it, it is let go instead, and another one may be made."""
-        place = self.find(aside)
-        if place is None or not place[0].may_be_in_use:
-            self._aside.append(aside)
-            return
-        with self._lock:
-            known = [each for each in self._by_address[1] if each is not place[0]]
-            self._by_address = (tuple(each.address for each in known), tuple(known))
-        self._forget_aside()
-
-    def _forget_aside(self) -> None:
-        with self._lock:
-            self._asides -= 1
+        Its borrower sets `is_lent`: False, which no interrupt can come amid, or True for good where an agent
+        may still touch it. Such memory is let go, and another may be made.
+        """
+        lent: Aside | None = None
+        try:
+            with self._lock:
+                for each in self._asides:
+                    if each.memory.may_be_in_use:
+                        self._forget(each.memory)
+                        self._asides = [other for other in self._asides if other is not each]
+                    elif lent is None and not each.is_lent:
+                        lent = each
+                        lent.is_lent = True
+                if lent is None and len(self._asides) < _ASIDE_MAX:
+                    made = self._made(TOGETHER_BYTES)
+                    if made is not None:
+                        lent = Aside(made)
+                        self._asides.append(lent)
+                if lent is not None and not lent.is_known:
+                    self._note(lent.memory)
+                    lent.is_known = True
+            return lent
+        except BaseException:
+            if lent is not None:
+                lent.is_lent = False
+            raise
 
     def find(self, buffer: memoryview) -> Place | None:
         """Where it lies; None for any other memory. `buffer` is contiguous."""
@@ -177,7 +213,7 @@ class RegisteredMemory:
     def after_fork_in_child(self) -> None:
         """The memory is shared with the parent; its lock is not, and what calls there have in use is lost."""
         self._lock = threading.Lock()
-        self._aside, self._asides = [], 0
+        self._asides = []
 
     def close(self) -> None:
         """Nothing is registered any more; buffers stay what they are."""
@@ -250,7 +286,7 @@ class Transfers:
         if aside is None:
             return None
         try:
-            pieces = cut(aside, views)
+            pieces = cut(aside.view, views)
             if which is Ioctl.STORE_MANY:
                 pieces = [piece[: len(view)] for piece, view in zip(pieces, views, strict=True)]
                 for piece, view in zip(pieces, views, strict=True):
@@ -264,7 +300,7 @@ class Transfers:
                         view[:come] = piece[:come]
             return done
         finally:
-            self._memory.give_back_aside(aside)
+            aside.is_lent = aside.memory.may_be_in_use
 
     def _move_many(
         self,
@@ -324,7 +360,7 @@ class Transfers:
         try:
             self._call(descriptor, Ioctl.REGISTER, data, ())
             return decode_registered_untrusted(data)
-        except (OSError, MalformedControl):
+        except (Refusal, MalformedControl):
             return None
 
     def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
@@ -332,7 +368,7 @@ class Transfers:
         try:
             self._ioctl(descriptor, ioctl_command(which, len(data)), data)
             has_ended = True
-        except OSError as error:
+        except Refusal as error:
             has_ended = error.errno not in NO_ANSWER
             if not has_ended:
                 for memory, _, _ in places:

@@ -15,12 +15,16 @@ from typing import Final
 
 from agent.bench.virtio_driver.guest_memory import Room
 from agent.bench.virtio_driver.machine import Machine
-from host_shim.control_session import Files
+from host_shim.session_files import Files, Refusal
 
 TRANSFER_BYTES: Final = 1 << 20
 """The longest READ or WRITE, as the device agrees to it at INIT; longer calls are several requests."""
 BORROWED_MAX: Final = 32
 """Buffers for calls with memory of their own, a transfer long each: more such calls at a time wait."""
+
+
+def _refusal(error: OSError) -> Refusal:
+    return Refusal(error.errno, error.strerror)
 
 
 class VirtiofsFiles(Files):
@@ -41,19 +45,31 @@ class VirtiofsFiles(Files):
 
     def open(self, path: str) -> int:
         """Look up every name of the path and open the file for reading and writing."""
-        node = self._client.walk(path).number
-        number = next(self._numbers)
-        self._files[number] = (node, self._client.open(node, os.O_RDWR))
-        return number
+        try:
+            node = self._client.walk(path).number
+            number = next(self._numbers)
+            self._files[number] = (node, self._client.open(node, os.O_RDWR))
+            return number
+        except OSError as error:
+            raise _refusal(error) from None
 
     def close(self, descriptor: int) -> None:
         """As close(2); in a child of a fork the file is forgotten, and stays open for the parent."""
         node, handle = self._files.pop(descriptor)
         if os.getpid() == self._process_id:
-            self._client.release(node, handle)
+            try:
+                self._client.release(node, handle)
+            except OSError as error:
+                raise _refusal(error) from None
 
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         """As preadv(2): fewer bytes than asked for at the end of the file."""
+        try:
+            return self._read(descriptor, into, offset)
+        except OSError as error:
+            raise _refusal(error) from None
+
+    def _read(self, descriptor: int, into: memoryview, offset: int) -> int:
         address = self._memory.address_of(into)
         if address is None:
             return self._read_by_loan(descriptor, into, offset)
@@ -71,7 +87,12 @@ class VirtiofsFiles(Files):
         return done
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        view = memoryview(data)
+        try:
+            return self._write(descriptor, memoryview(data), offset)
+        except OSError as error:
+            raise _refusal(error) from None
+
+    def _write(self, descriptor: int, view: memoryview, offset: int) -> int:
         address = self._memory.address_of(view)
         if address is None:
             return self._write_by_loan(descriptor, view, offset)
@@ -99,11 +120,11 @@ class VirtiofsFiles(Files):
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
         """Refused: values move at tickets, as `preadv` and `pwrite`."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise Refusal(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
         """Refused: a guest has no memory that the agent could map by a descriptor."""
-        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+        raise Refusal(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
     def _read_by_loan(self, descriptor: int, into: memoryview, offset: int) -> int:
         node, handle = self._files[descriptor]

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 WORKERS_MAX: Final = 256
 STOP_SECONDS: Final = 10.0
 """How long a worker may take to end its last operation; operations have shorter deadlines of their own."""
+ELSEWHERE_SECONDS: Final = 1.0
+"""How long after the unmount a worker may wait for a request; then the door looks for copies of the mount."""
 
 GONE: Final = frozenset({errno.ENODEV, errno.ECONNABORTED})
 """What reading /dev/fuse says after the unmount, and after the connection was aborted."""
@@ -83,6 +85,9 @@ class DevFuseDoor:
         self._stopping = False
         self._mounted = False
         self._workers: list[threading.Thread] = []
+        self._duties: dict[int, WorkerOnDuty] = {}
+        self._is_over = False
+        """What is still asked, through a copy of the mount, gets no answer."""
         self._failures: list[BaseException] = []
 
     def start(self) -> None:
@@ -120,6 +125,7 @@ class DevFuseDoor:
         return True
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        device = mounting.device_of(self.mountpoint) if self._mounted else None
         if self._mounted and mounting.is_mounted(self.mountpoint) and self._serving():
             if not mounting.unmount_when_idle(self.mountpoint, grace_seconds):
                 log.warning("%s is busy: its open files end with ENOTCONN", self.mountpoint)
@@ -127,9 +133,39 @@ class DevFuseDoor:
         elif self._mounted and mounting.is_mounted(self.mountpoint):
             mounting.unmount(self.mountpoint, lazy=True)
         self._mounted = False
-        if not self.wait(STOP_SECONDS):
+        if not self._wait_for_end(device):
             raise MountError(f"a worker of {self.mountpoint} did not end: an operation hangs")
         self._workers.clear()
+
+    def _wait_for_end(self, device: str | None) -> bool:
+        """Until no worker is at an operation. False: one hangs.
+
+        An unmount leaves the copies of the mount in other mount namespaces, which a container engine or
+        unshare(1) makes. The kernel then goes on with the connection, and a worker waits for a request that
+        need not come. That worker is left behind: the end of the process ends the connection.
+        """
+        if self.wait(ELSEWHERE_SECONDS):
+            return True
+        self._is_over = True
+        self._end_rest()
+        deadline = time.monotonic() + STOP_SECONDS
+        while not self.wait(mounting.POLL_SECONDS):
+            if device is not None and mounting.is_connected(device) and not self._at_operations():
+                log.warning(
+                    "%s is mounted in another mount namespace as well: it ends there with this process",
+                    self.mountpoint,
+                )
+                return True
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def _at_operations(self) -> bool:
+        """Whether a worker does anything else than to wait for a request of the kernel."""
+        return any(
+            worker.is_alive() and not (index in self._duties and self._duties[index].is_reading)
+            for index, worker in enumerate(self._workers)
+        )
 
     def _serving(self) -> bool:
         return any(worker.is_alive() for worker in self._workers)
@@ -167,6 +203,7 @@ class DevFuseDoor:
     def _work(self, index: int, descriptor: int) -> None:
         after = self._after_reply.join()
         duty = reads_always() if self._roster is None else self._roster.workers[index]
+        self._duties[index] = duty
         try:
             runner = self._make_runner(index)
             buffers = WorkerBuffers(self.session.transfer_bytes)
@@ -213,6 +250,8 @@ class DevFuseDoor:
                     continue
                 raise
             duty.began(is_long=received >= LONG_BYTES)
+            if self._is_over:
+                return  # the kernel answers in our place, as this worker closes its queue
             after.is_free = False
             reply = answer(request, received, data, room, runner)
             if reply is AGAIN:

@@ -149,6 +149,12 @@ def device_of(mountpoint: Path) -> str | None:
     return found
 
 
+def is_connected(device: str) -> bool:
+    """Whether the kernel keeps the file system of this `major:minor`, mounted here or in another mount
+    namespace. False where there is no sysfs to ask."""
+    return Path(f"/sys/class/bdi/{device}").exists()
+
+
 def mounts_of_agents(table: Path = Path("/proc/self/mountinfo")) -> list[Path]:
     """Where this machine's agents are mounted, or were as they died; asks only the kernel's table, too."""
     with open(table, encoding="utf-8", errors="surrogateescape") as lines:

@@ -31,6 +31,8 @@ GROWTH_PERCENT_MAX = 10.0
 GROWTH_JUDGED_SECONDS = 300.0
 """In a shorter run the caches are still filling, and growth says nothing."""
 AFTERWARDS = "(after healing)"
+SAID_CHARACTERS = 1500
+"""What a finding tells of the last words of a process; its log goes with the folder."""
 
 
 class Campaign:
@@ -111,9 +113,10 @@ class Campaign:
     def _end(self) -> None:
         """Ask all processes to end; agents have to do so well."""
         for name in reversed(self._pod.names):
-            code = self._pod.running[name].stop(60)
+            started = self._pod.running[name]
+            code = started.stop(60)
             if name.startswith("agent") and code != 0:
-                self.findings.found(WRONG, f"{name} ended with {code}")
+                self.findings.found(WRONG, f"{name} ended with {code}:\n{started.output[-SAID_CHARACTERS:]}")
 
     def tracebacks(self) -> list[str]:
         """Processes that said something which only a bug says."""

@@ -78,7 +78,8 @@ def fetch_packages(wheels: Path) -> int:
     lock = REPOSITORY / "requirements.lock"
     folder = ["download", "--no-deps", "-d", str(wheels)]
     _pip(*folder, *pip_words(), *pins(lock, from_source=False))
-    _pip("download", "-d", str(wheels), *pip_words(), *BUILD_REQUIREMENTS)
+    # What these need in turn is pinned too, where the lock names it: of one package there is one version.
+    _pip("download", "-d", str(wheels), *pip_words(), "-c", str(lock), *BUILD_REQUIREMENTS)
     _pip(*folder, "--no-binary", ",".join(FROM_SOURCE), *pins(lock, from_source=True))
     nowhere = ["install", "--dry-run", "--ignore-installed", "--no-deps", "--target", str(wheels / "nowhere")]
     _pip(*nowhere, *pip_words(ALSO_PYTHON), *pins(lock, from_source=False))

@@ -7,6 +7,7 @@ import random
 
 from agent.fs.control.registered_memory import RegisteredMemory
 from host_shim.pool import Pool, Volume
+from host_shim.session_files import Refusal
 from host_shim.transfer_wire import Ioctl
 from tests.support.engines.session_door import SessionDoor
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
@@ -32,9 +33,9 @@ class Counted(SessionDoor):
             raise KeyboardInterrupt
         name = Ioctl(command & 0xFF).name
         if self.old and command & 0xFF >= Ioctl.LOAD_MANY:
-            raise OSError(errno.ENOTTY, "what is that?")
+            raise Refusal(errno.ENOTTY, "what is that?")
         if self.fails and command & 0xFF >= Ioctl.LOAD_MANY:
-            raise OSError(self.fails, "no answer")
+            raise Refusal(self.fails, "no answer")
         self.asked[name] = self.asked.get(name, 0) + 1
         super().ioctl(descriptor, command, data)
 

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from host_shim.control_session import Files
 from host_shim.control_wire import (
     AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
@@ -29,6 +28,7 @@ from host_shim.control_wire import (
     decode_value_xattr_untrusted,
     ticket_at,
 )
+from host_shim.session_files import Files, Refusal
 
 
 @dataclass(slots=True)
@@ -68,10 +68,10 @@ class PlainFiles(Files):
         return length
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
-        raise OSError(errno.EOPNOTSUPP, "no values by one request")
+        raise Refusal(errno.EOPNOTSUPP, "no values by one request")
 
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
-        raise OSError(errno.ENOTTY, "no registered memory")
+        raise Refusal(errno.ENOTTY, "no registered memory")
 
 
 class ScriptedAgent(PlainFiles):
@@ -134,7 +134,7 @@ class ScriptedAgent(PlainFiles):
     def open(self, path: str) -> int:
         with self._lock:
             if not self.alive:
-                raise OSError(errno.ENOTCONN, "no agent")
+                raise Refusal(errno.ENOTCONN, "no agent")
             assert path.endswith("/.g35/session")
             self.opens += 1
             descriptor = 1000 + self.opens
@@ -175,28 +175,28 @@ class ScriptedAgent(PlainFiles):
     def _checked(self, descriptor: int) -> _OpenFile:
         if self._fail_next:
             code = self._fail_next.popleft()
-            raise OSError(code, "scripted")
+            raise Refusal(code, "scripted")
         file = self._files[descriptor]
         if not self.alive or file.generation != self._generation:
-            raise OSError(errno.ENOTCONN, "the agent of this file is gone")
+            raise Refusal(errno.ENOTCONN, "the agent of this file is gone")
         return file
 
     def _request(self, file: _OpenFile, data: bytes) -> None:
         try:
             request = decode_request_untrusted(data)
         except MalformedControl as malformed:
-            raise OSError(errno.EINVAL, str(malformed)) from None
+            raise Refusal(errno.EINVAL, str(malformed)) from None
         self.requests.append(request)
         if request.volume not in (*self._volumes, ""):
             if request.flags & FLAG_NO_ANSWER:
-                raise OSError(errno.ENOENT, "no such volume")
+                raise Refusal(errno.ENOENT, "no such volume")
             self._answer(file, request, b"", errno.ENOENT)
             return
         lengths = request.lengths or (None,) * len(request.keys)
         if request.operation in (Operation.GET, Operation.PUT):
             for index, (key, length) in enumerate(zip(request.keys, lengths, strict=True)):
                 if length is not None and length > self._slot_bytes:
-                    raise OSError(errno.EFBIG, "longer than a slot")
+                    raise Refusal(errno.EFBIG, "longer than a slot")
                 file.tickets[request.first_ticket + index] = _Ticket(
                     request.volume, key, length, request.ttl_seconds
                 )
@@ -268,16 +268,16 @@ class AgentThatGivesAtOnce(ScriptedAgent):
         with self._lock:
             self._checked(descriptor)
             if self.refuses:
-                raise OSError(self.refuses, "scripted")
+                raise Refusal(self.refuses, "scripted")
             self.at_once += 1
             volume, key = decode_value_xattr_untrusted(name)
             if volume not in self._volumes:
-                raise OSError(errno.ENOENT, "no such volume")
+                raise Refusal(errno.ENOENT, "no such volume")
             value = self.values.get((volume, key))
             if value is None:
-                raise OSError(errno.ENODATA, "a miss")
+                raise Refusal(errno.ENODATA, "a miss")
             if len(value) > len(into):
                 # So says Linux of a buffer that holds the longest attribute (do_getxattr, fs/xattr.c).
-                raise OSError(errno.E2BIG if len(into) >= AT_ONCE_BYTES else errno.ERANGE, "longer")
+                raise Refusal(errno.E2BIG if len(into) >= AT_ONCE_BYTES else errno.ERANGE, "longer")
             into[: len(value)] = value
             return len(value)

@@ -14,6 +14,7 @@ from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import Outcome
+from host_shim.session_files import Refusal
 from tests.support.engines.scripted_agent import PlainFiles
 from tests.support.pool.memory_pool import PoolAgent
 
@@ -64,14 +65,14 @@ class SessionDoor(PlainFiles):
             with self._lock:
                 return settle(self.face.write(_SESSION, descriptor, offset, memoryview(data)), self._channel)
         except FsError as error:
-            raise OSError(error.errno, str(error)) from None
+            raise Refusal(error.errno, str(error)) from None
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
         try:
             with self._lock:
                 value = settle(self.face.getxattr(Caller(), _SESSION, name, into), self._channel)
         except FsError as error:
-            raise OSError(error.errno, str(error)) from None
+            raise Refusal(error.errno, str(error)) from None
         assert isinstance(value, memoryview)
         assert value.obj is into.obj
         return len(value)
@@ -81,7 +82,7 @@ class SessionDoor(PlainFiles):
             with self._lock:
                 return settle(self.face.read(_SESSION, descriptor, offset, into), self._channel)
         except FsError as error:
-            raise OSError(error.errno, str(error)) from None
+            raise Refusal(error.errno, str(error)) from None
 
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
         caller = Caller(pid=os.getpid())
@@ -90,5 +91,5 @@ class SessionDoor(PlainFiles):
                 asked = self.face.ioctl(caller, _SESSION, descriptor, command, memoryview(bytes(data)))
                 answer = settle(asked, self._channel)
         except FsError as error:
-            raise OSError(error.errno, str(error)) from None
+            raise Refusal(error.errno, str(error)) from None
         data[: len(answer)] = answer

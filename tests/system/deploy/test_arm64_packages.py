@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deploy import arm64
 from tests.support.deploy.arm64 import FROM_SOURCE, PYTHON, pins, pip_words
 
 _AWAY = ("connection broken by", "ResolutionError", "Timeout", "ProxyError", "SSLError", "HTTP error")
@@ -44,3 +45,15 @@ def test_there_are_wheels_for_aarch64(repository: Path, tmp_path: Path) -> None:
 def test_what_is_built_from_source_is_pinned(repository: Path) -> None:
     built = {line.partition("==")[0] for line in pins(repository / "requirements.lock", from_source=True)}
     assert built == set(FROM_SOURCE)
+
+
+def test_no_download_brings_a_second_version_of_what_is_pinned(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All the wheels are installed at once, without their dependencies: pip refuses two of one name.
+    wheels, asked = tmp_path / "wheels", list[tuple[str, ...]]()
+    monkeypatch.setattr(arm64, "_pip", lambda *words: (wheels.mkdir(exist_ok=True), asked.append(words)))
+    arm64.fetch_packages(wheels)
+    lock = str(repository / "requirements.lock")
+    for words in asked:
+        assert "--no-deps" in words or lock in words

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from host_shim.block_key import key_of
-from host_shim.control_session import Files
 from host_shim.pool import Pool
+from host_shim.session_files import Files
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 from tests.support.needs import needs_admin
 from tests.support.pool_up import PoolUp
@@ -55,7 +55,7 @@ CLIENT = """
 import sys
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
-from host_shim.control_session import Files
+from host_shim.session_files import Files
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
 pool = Pool(sys.argv[1])
 memory = pool.memory(1 << 20)

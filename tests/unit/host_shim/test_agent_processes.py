@@ -9,9 +9,9 @@ import pytest
 
 from host_shim import agent_processes
 from host_shim.block_key import key_of
-from host_shim.control_session import Files
 from host_shim.control_wire import Operation, Outcome
 from host_shim.pool import Pool
+from host_shim.session_files import Files
 from tests.support.engines.scripted_agent import ScriptedAgent
 from tests.support.engines.several_processes import SeveralProcesses
 

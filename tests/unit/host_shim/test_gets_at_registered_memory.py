@@ -7,9 +7,10 @@ import errno
 import pytest
 
 from host_shim.block_key import key_of
-from host_shim.control_session import Files, SessionDead
+from host_shim.control_session import SessionDead
 from host_shim.control_wire import VALUE_BYTES_MAX, Outcome
 from host_shim.pool import Pool
+from host_shim.session_files import Files, Refusal
 from host_shim.transfer_wire import (
     Ioctl,
     Transfer,
@@ -46,13 +47,13 @@ class Ioctls(Files):
         data[: len(done)] = done
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
-        raise OSError(errno.ENOTCONN, "gone")
+        raise Refusal(errno.ENOTCONN, "gone")
 
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
-        raise OSError(errno.ENOTCONN, "gone")
+        raise Refusal(errno.ENOTCONN, "gone")
 
     def preadv_parts(self, descriptor: int, parts: object, offset: int) -> int:
-        raise OSError(errno.ENOTCONN, "gone")
+        raise Refusal(errno.ENOTCONN, "gone")
 
 
 def test_a_buffer_may_be_longer_than_any_value() -> None:
@@ -74,6 +75,6 @@ def test_nothing_is_registered_where_a_part_lies_elsewhere() -> None:
         assert session is not None
         with pytest.raises(SessionDead, match="gone"):
             session.read_parts(0, [pool.memory(4096), memoryview(bytearray(4096))])
-        pool._lender.give_back(session)
+        pool._lender.free.append(session)
     assert files.registered == 0
     assert not files.asked

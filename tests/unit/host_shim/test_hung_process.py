@@ -11,8 +11,9 @@ import pytest
 
 from host_shim.agent_processes import UNHEARD_MAX, AgentProcesses
 from host_shim.block_key import key_of
-from host_shim.control_session import Files, Session, SessionLender
+from host_shim.control_session import Session, SessionLender
 from host_shim.pool import Pool
+from host_shim.session_files import Files
 from tests.support.engines.several_processes import SeveralProcesses
 from tests.support.waiting import wait_until
 
@@ -20,6 +21,11 @@ SERVICE = 50e-6
 MORE = UNHEARD_MAX + 2
 """Threads that may come to stand still beside those that had asked already: for moments others have their
 share."""
+
+
+def give_back(lender: SessionLender, session: Session) -> None:
+    lender.free.append(session)
+    lender.tend(session)
 
 
 class Opens(Files):
@@ -54,7 +60,7 @@ class Client:
             return self.all[-1]
 
         self.processes = AgentProcesses("/mnt", files, first, lender, clock=lambda: self.now)
-        first.give_back(first.take() or pytest.fail("no session"))
+        give_back(first, first.take() or pytest.fail("no session"))
         self.processes.next("kv", ())  # it looks for processes
         self._putting, self._thinks = range(putting), thinks
         self._waiting: dict[SessionLender, list[tuple[int, Session]]] = {}
@@ -105,7 +111,7 @@ class Client:
             _, session = self._waiting[lender].pop(0)
             self.answered[thread] += 1
             self.served[number] += 1
-            lender.give_back(session)
+            give_back(lender, session)
             if thread in self._putting:
                 self.processes.end_put(lender)
             self._serve(lender)
@@ -183,26 +189,26 @@ def test_puts_go_to_all_but_the_first_while_all_answer() -> None:
 
 
 def test_threads_that_come_at_once_are_divided_among_all_that_answer() -> None:
-    client = Client(4, 0)
+    client, taken = Client(4, 0), list[Session | None]()
     for _ in range(16):
-        client.processes.next("kv", (b"key",)).take()
+        taken.append(client.processes.next("kv", (b"key",)).take())
     assert [each.under_way() for each in client.all] == [4, 4, 4, 4]
 
 
 def test_the_one_that_was_heard_of_last_is_asked_where_none_is_ready() -> None:
-    client = Client(2, 0)
+    client, taken = Client(2, 0), list[Session | None]()
     for _ in range(4):
-        client.processes.next("kv", (b"key",)).take()
+        taken.append(client.processes.next("kv", (b"key",)).take())
     first, reader = client.all
     assert [each.under_way() for each in client.all] == [2, 2]
     client.now += 0.05  # the first answers once, and is sent one more; the reader is silent
     session = first.take()
     assert session is not None
-    first.give_back(session)
+    give_back(first, session)
     for _ in range(8):
         chosen = client.processes.next("kv", (b"key",))
         assert chosen is first
-        chosen.take()
+        taken.append(chosen.take())
     assert reader.under_way() == 2
 
 

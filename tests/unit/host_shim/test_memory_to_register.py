@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from host_shim.registered_memory import MEMFDS_MAX, RegisteredMemory, Registrable
+from host_shim.session_files import Refusal
 from tests.support.waiting import wait_until
 
 LOCK = struct.Struct("@hhqqi4x")
@@ -67,7 +68,7 @@ def test_ordinary_memory_where_there_is_no_other(
     memory: RegisteredMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: object) -> int:
-        raise OSError(errno.ENOMEM, "no memory")
+        raise Refusal(errno.ENOMEM, "no memory")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     buffer = memory.new(5000)

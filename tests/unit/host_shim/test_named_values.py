@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_shim import control_session, named_values
-from host_shim.control_session import Files, Session
+from host_shim.control_session import Session
 from host_shim.control_wire import Outcome, data_offset
 from host_shim.named_values import LABEL_BYTES, NamedValues, key_of_long_name, label_of, name_of
 from host_shim.pool import Pool
 from host_shim.prefix_records import leading_hits
+from host_shim.session_files import Files
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 FROZEN_KEY = "2aac971c47bb871878c7768366ae7ac3"
@@ -226,6 +227,7 @@ class MemoryFiles(Files):
 def test_parts_cross_the_session_by_one_call_however_much_it_takes(most: int) -> None:
     files = MemoryFiles(most)
     with_parts = Session("", files)
+    with_parts.open()
     parts = [memoryview(bytes([at]) * (at % 3 + 1)) for at in range(100)]
     with_parts.write_parts(3, parts)
     assert files.calls == 1
@@ -239,6 +241,7 @@ def test_parts_cross_the_session_by_one_call_however_much_it_takes(most: int) ->
 def test_more_parts_than_a_system_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_session, "PARTS_MAX", 10)
     with_parts = Session("", MemoryFiles())
+    with_parts.open()
     parts = [memoryview(bytes([at, at])) for at in range(37)]
     with_parts.write_parts(0, parts)
     rooms = [memoryview(bytearray(2)) for _ in range(40)]

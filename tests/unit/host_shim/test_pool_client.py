@@ -16,6 +16,7 @@ from host_shim.block_key import key_of
 from host_shim.control_session import AGENT_GONE
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume, unknown_volume
+from host_shim.session_files import Refusal
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 KEY, OTHER = key_of("one"), key_of("other")
@@ -186,7 +187,7 @@ def _fail_at(agent: ScriptedAgent, call: int, code: int) -> None:
     def checked(descriptor: int) -> object:
         if left[0] == 0:
             agent._checked = original  # type: ignore[method-assign]
-            raise OSError(code, "scripted")
+            raise Refusal(code, "scripted")
         left[0] -= 1
         return original(descriptor)
 

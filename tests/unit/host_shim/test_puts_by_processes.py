@@ -14,6 +14,7 @@ from agent.pool.access import serve
 from agent.pool.write.slot_messages import Kind
 from host_shim import agent_processes
 from host_shim.pool import Pool, ValueTooLong
+from host_shim.session_files import Refusal
 from tests.support.engines.counted_door import Counted
 from tests.support.engines.scripted_agent import PlainFiles
 from tests.support.pool.lending import Lending, content
@@ -37,7 +38,7 @@ class Both(PlainFiles):
     def _of(self, descriptor: int) -> tuple[Any, int]:
         if descriptor >= READER:
             if self.dies:
-                raise OSError(self.dies, os.strerror(self.dies))
+                raise Refusal(self.dies, os.strerror(self.dies))
             return self.reader, descriptor - READER
         return self.first, descriptor
 
@@ -47,7 +48,7 @@ class Both(PlainFiles):
     def open(self, path: str) -> int:
         is_reader = "process-1" in path
         if is_reader and self.dies:
-            raise OSError(self.dies, os.strerror(self.dies))
+            raise Refusal(self.dies, os.strerror(self.dies))
         return READER * is_reader + (self.reader if is_reader else self.first).open(path)
 
     def close(self, descriptor: int) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host_shim.block_key import key_of
-from host_shim.control_session import Files
 from host_shim.control_wire import (
     AT_ONCE_BYTES,
     KEY_BYTES,
@@ -20,6 +19,7 @@ from host_shim.control_wire import (
     value_xattr,
 )
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, Volume
+from host_shim.session_files import Files
 from tests.support.engines.scripted_agent import AgentThatGivesAtOnce
 
 KEY, OTHER = key_of("one"), key_of("other")

@@ -15,6 +15,7 @@ from host_shim.block_key import key_of
 from host_shim.control_wire import Outcome
 from host_shim.named_values import NamedValues
 from host_shim.pool import Fetched, Pool, Volume
+from host_shim.session_files import Refusal
 from tests.support.engines.scripted_agent import ScriptedAgent
 
 KEY, OTHER = key_of("one"), key_of("other")
@@ -74,7 +75,7 @@ MISSES: tuple[object, ...] = (
 )
 
 
-@pytest.mark.parametrize("failure", [MemoryError(), OSError(errno.ENOMEM, "none")], ids=["python", "linux"])
+@pytest.mark.parametrize("failure", [MemoryError(), Refusal(errno.ENOMEM, "none")], ids=["python", "linux"])
 @pytest.mark.parametrize("name", CALLS)
 def test_no_call_raises_wherever_memory_ends(name: str, failure: BaseException) -> None:
     call, whole = CALLS[name]
@@ -93,7 +94,7 @@ def test_no_call_raises_wherever_memory_ends(name: str, failure: BaseException) 
         assert agent.open_files == 0
 
 
-@pytest.mark.parametrize("failure", [MemoryError(), OSError(errno.ENOMEM, "none")], ids=["python", "linux"])
+@pytest.mark.parametrize("failure", [MemoryError(), Refusal(errno.ENOMEM, "none")], ids=["python", "linux"])
 def test_an_answer_without_a_buffer_is_not_asked_for(
     failure: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,5 +200,5 @@ def test_each_value_of_a_store_has_an_outcome_of_its_own(memory: RegisteredMemor
             door.ioctl(session._descriptor, ioctl_command(Ioctl.STORE_MANY, len(data)), data)
             done = decode_done_many_untrusted(data, len(parts))
             assert done == [(0, 0) if size <= 8192 else (17, 8192) for size in sizes]
-        pool._lender.give_back(session)
+        pool._lender.free.append(session)
         nothing_is_held(agent)

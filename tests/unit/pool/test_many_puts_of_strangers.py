@@ -53,5 +53,5 @@ def test_what_is_refused(
         data = encode_many("v", [key_of(2 + n) for n in range(len(parts))], parts, ttl)
         with pytest.raises(OSError, match=why):
             door.ioctl(session._descriptor, ioctl_command(which, len(data)), data)
-        pool._lender.give_back(session)
+        pool._lender.free.append(session)
     nothing_is_held(agent)

@@ -16,6 +16,7 @@ from agent.pool.volume.volume import TenantShare
 from host_shim.control_wire import Outcome
 from host_shim.many_values import groups_of
 from host_shim.pool import Pool, UnknownVolume, Volume
+from host_shim.registered_memory import Aside
 from host_shim.transfer_wire import (
     MANY_MAX,
     SHORT_BYTES,
@@ -151,10 +152,10 @@ def test_a_call_that_may_go_on_leaves_its_memory_alone(
     with Pool("/nowhere", files=door) as pool:
         volume = filled(pool, 10)
         keys = [key_of(n) for n in range(10)]
-        given: list[memoryview] = []
+        given: list[Aside] = []
         borrow = pool._memory.borrow_aside
 
-        def borrowed() -> memoryview | None:
+        def borrowed() -> Aside | None:
             aside = borrow()
             if aside is not None:
                 given.append(aside)
@@ -166,9 +167,9 @@ def test_a_call_that_may_go_on_leaves_its_memory_alone(
         lengths = volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
         assert lengths == [len(value_of(n)) for n in range(10)]
         assert len(given) == 2
-        assert given[0].obj is not given[1].obj
+        assert given[0].memory is not given[1].memory
         volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
-        assert given[2].obj is given[1].obj, "and one that was given back is used again"
+        assert given[2].memory is given[1].memory, "and one that was given back is used again"
         for _ in range(5):
             interrupt(door, volume, keys)
             volume.get_many(keys, [bytearray(SHORT_BYTES) for _ in keys])
@@ -373,4 +374,4 @@ def test_a_part_in_no_region_is_refused(part: tuple[int, int, int], memory: Regi
         data = encode_many("v", [key_of(0), key_of(1)], [(1, 0, 100), part])
         with pytest.raises(OSError, match="no region"):
             door.ioctl(session._descriptor, ioctl_command(Ioctl.LOAD_MANY, len(data)), data)
-        pool._lender.give_back(session)
+        pool._lender.free.append(session)

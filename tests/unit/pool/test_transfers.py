@@ -22,6 +22,7 @@ from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request
 from host_shim.named_values import NamedValues
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from host_shim.registered_memory import Registrable
+from host_shim.session_files import Refusal
 from host_shim.transfer_wire import (
     REGISTER_BYTES,
     Ioctl,
@@ -47,7 +48,7 @@ class Counted(SessionDoor):
 
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
         if self.deaf:
-            raise OSError(errno.ENOTTY, "deaf")
+            raise Refusal(errno.ENOTTY, "deaf")
         self.moves += command & 0xFF in (Ioctl.LOAD, Ioctl.STORE)
         super().ioctl(descriptor, command, data)
 
