@@ -24,6 +24,7 @@ def main() -> int:
     for name in ("link", "fuse", "versions", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--slots", default="")
+    parser.add_argument("--s3", default="")
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     given = parser.parse_args()
     die_with_parent()
@@ -39,14 +40,15 @@ def main() -> int:
     os.close(given.versions)
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(socket.socket(fileno=given.link))
-        slots = [
-            stack.enter_context(socket.socket(fileno=int(each))) for each in given.slots.split(",") if each
-        ]
+        slots, s3 = (
+            [stack.enter_context(socket.socket(fileno=int(each))) for each in some.split(",") if each]
+            for some in (given.slots, given.s3)
+        )
         lines = Lines()
         try:
             order = decode_order(_first(lines, link))
             hear = functools.partial(_until_closed, lines, link)
-            run_unwrapped(functools.partial(serve_reads, order, given.fuse, versions, link, slots, hear))
+            run_unwrapped(functools.partial(serve_reads, order, given.fuse, versions, link, slots, s3, hear))
         except LinkBroken:
             return 0
         except G35Error as error:

@@ -63,6 +63,7 @@ class S3Section(HttpSection):
         ge=1,
         le=256,
         description="Bodies that move at once, with 2 MiB of memory for each; one for each tenant at least. "
+        "Each reader of `agent.processes` moves its part of as many besides. "
         "Half are owed to the tenants in equal shares. Who waits for 20 s is told to slow down.",
     )
     staging: Size = Field(

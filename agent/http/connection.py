@@ -58,6 +58,10 @@ class BrokenOff(Exception):
     """The rest of a body is not available. The connection ends before its announced length."""
 
 
+class AnsweredElsewhere(Exception):
+    """Another process of the agent answers this request. Nothing was sent, and its body was not read."""
+
+
 class BodyFault(enum.Enum):
     """What is wrong with the way in which a body came."""
 
@@ -116,6 +120,21 @@ class HttpConnection(ABC):
             if self._place is not None:
                 self._place.give_back()
 
+    async def serve_carried(self, received: bytes) -> bool:
+        """Serve one request for another process, which has received its beginning, and those that came right
+        behind it. Whether the other one may go on with the connection."""
+        try:
+            self._http.receive_data(received)
+            while await self._serve_one(min(HEAD_SECONDS, self._idle_seconds)):
+                if not self._http.trailing_data:
+                    return True
+        except BrokenOff:
+            pass
+        finally:
+            if self._place is not None:
+                self._place.give_back()
+        return False
+
     def _take_place(self, tenant: str) -> bool:
         """Count the connection as the tenant's, which may change from request to request. False where the
         tenant has too many."""
@@ -135,7 +154,7 @@ class HttpConnection(ABC):
         way, so a MiB would cost dozens of calls and turns of the event loop. A size of our own is a bound:
         of itself the kernel lets it grow to some MiB, for a client who acknowledges nothing too."""
         under = self._transport
-        if isinstance(under, trio.SocketStream):
+        if isinstance(under, trio.SocketStream) and under.socket.family != socket.AF_UNIX:
             # Linux doubles what it is told.
             size = (UNACKNOWLEDGED_BYTES - RECORD_BYTES) // 2
             under.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
@@ -171,7 +190,11 @@ class HttpConnection(ABC):
         self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
         self._is_body_asked = False
         goes_on = await self._answer(request)
-        return goes_on and self._http.may_go_on()
+        return goes_on and self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        """After an answer: whether there may be another request."""
+        return self._http.may_go_on()
 
     async def _head(self, idle_seconds: float) -> Request | None:
         """The next request without its body; None where there is none.
@@ -352,6 +375,12 @@ class HttpConnection(ABC):
         if sent:
             parts[0] = memoryview(parts[0])[sent:]
         return parts
+
+
+def peer_address(stream: trio.abc.Stream) -> str:
+    """Of a client."""
+    bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    return str(bare.socket.getpeername()[0]) if isinstance(bare, trio.SocketStream) else ""
 
 
 def http_time(nanoseconds: int) -> str:

@@ -1,9 +1,21 @@
 """What every door over HTTP counts, for the agent's status."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+
+def summed(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The counts of several doors of one kind, as `DoorCounters.snapshot` has them."""
+    found: dict[str, Any] = {}
+    for snapshot in snapshots:
+        for name, value in snapshot.items():
+            if isinstance(value, Mapping):
+                found[name] = dict(Counter(found.get(name, {})) + Counter(value))
+            else:
+                found[name] = found.get(name, 0) + value
+    return found
 
 
 @dataclass(slots=True)

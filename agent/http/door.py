@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -45,11 +45,14 @@ class HttpDoor(ABC):
         connected: Bound,
         complaints: Complaints,
         counters: DoorCounters,
+        *,
+        is_shared: bool = False,
     ) -> None:
         """`name`: its section of the configuration, and its thread's. `what`: its protocol, for messages.
-        `connected` bounds connections whose client has proven nothing. Raises ConfigError where the
+        `connected` bounds connections whose client has proven nothing. `is_shared`: other processes of this
+        agent listen at the same ports, and the kernel gives connections to all. Raises ConfigError where the
         certificate is not usable."""
-        self._name, self._what = name, what
+        self._name, self._what, self._is_shared = name, what, is_shared
         self._http = section
         self._clients = UnprovenClients(connected)
         self._workers = workers
@@ -61,6 +64,9 @@ class HttpDoor(ABC):
         self._token: trio.lowlevel.TrioToken | None = None
         self._stopping = trio.Event()
         self._grace_seconds = GRACE_SECONDS
+        self._room = trio.Semaphore(section.connections)
+        self._nursery: trio.Nursery | None = None
+        """Of the connections, while the door is open."""
         self._failure: BaseException | None = None
         """The error that ended its loop."""
         self.ports: list[int] = []
@@ -71,8 +77,10 @@ class HttpDoor(ABC):
         await trio.lowlevel.checkpoint()
 
     @abstractmethod
-    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> HttpConnection:
-        """What answers on a stream."""
+    def _connection(
+        self, stream: trio.abc.Stream, known: Callable[[], None], peer: str = ""
+    ) -> HttpConnection:
+        """What answers on a stream. `peer`: the client's address, where the stream does not say it."""
 
     async def _tend(self) -> None:
         """In the event loop, beside the connections, until it is cancelled."""
@@ -90,7 +98,7 @@ class HttpDoor(ABC):
         """Listen and serve. Raises ConfigError."""
         try:
             for text in self._http.listen:
-                self._listeners.append(_listener(self._name, text))
+                self._listeners.append(_listener(self._name, text, is_shared=self._is_shared))
         except BaseException:
             self._close_listeners()
             raise
@@ -143,48 +151,81 @@ class HttpDoor(ABC):
 
     async def _serve(self, began: threading.Event) -> None:
         self._token = trio.lowlevel.current_trio_token()
-        room = trio.Semaphore(self._http.connections)
         await self._prepare()
         began.set()
         async with trio.open_nursery() as connections:
+            self._nursery = connections
             async with trio.open_nursery() as others:
                 for listener in self._listeners:
-                    others.start_soon(self._accept, listener, room, connections)
+                    others.start_soon(self._accept, listener, connections)
                 others.start_soon(self._tend)
                 await self._stopping.wait()
                 others.cancel_scope.cancel()
+            self._nursery = None
             connections.cancel_scope.deadline = trio.current_time() + self._grace_seconds
         await self._finish()
 
-    async def _accept(self, listener: socket.socket, room: trio.Semaphore, nursery: trio.Nursery) -> None:
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
         accepting = trio.socket.from_stdlib_socket(listener)
         while True:
             await trio.lowlevel.wait_readable(listener)
-            if not room.value:
-                self._clients.make_room()
-            await room.acquire()
+            await self._wait_for_room()
             try:
                 connected, address = await accepting.accept()
             except OSError as error:
-                room.release()
+                self._room.release()
                 self._complaints.peer(f"accepting a connection of {self._what}", str(error))
                 await trio.sleep(0.1)
                 continue
-            stranger = self._clients.enter(peer_of(str(address[0])))
-            if stranger is None:
-                self._counted.connections_refused += 1
+            if (stranger := self._enter(str(address[0]))) is None:
                 connected.close()
-                room.release()
-                continue
+            else:
+                nursery.start_soon(
+                    self._serve_one, stranger, self._serve_stream, trio.SocketStream(connected)
+                )
+
+    async def _wait_for_room(self) -> None:
+        if not self._room.value:
+            self._clients.make_room()
+        await self._room.acquire()
+
+    def _enter(self, address: str) -> UnprovenClient | None:
+        """A connection for which there is room; None where it is refused."""
+        stranger = self._clients.enter(peer_of(address))
+        if stranger is None:
+            self._counted.connections_refused += 1
+            self._room.release()
+        else:
             self._counted.connections += 1
-            nursery.start_soon(self._serve_one, trio.SocketStream(connected), stranger, room)
+        return stranger
+
+    async def _serve_carried(self, connected: socket.socket, peer: str, received: bytes) -> bool:
+        """Serve one request of another process' connection (`HttpConnection.serve_carried`), and close the
+        socket."""
+        goes_on: list[bool] = []
+
+        async def serve(stream: trio.SocketStream, stranger: UnprovenClient) -> None:
+            async with stream:
+                connection = self._connection(stream, stranger.identify, peer)
+                goes_on.append(await connection.serve_carried(received))
+
+        with connected:
+            await self._wait_for_room()
+            if (stranger := self._enter(peer)) is not None:
+                connected.setblocking(False)
+                carried = trio.SocketStream(trio.socket.from_stdlib_socket(connected))
+                await self._serve_one(stranger, serve, carried)
+        return goes_on == [True]
 
     async def _serve_one(
-        self, stream: trio.SocketStream, stranger: UnprovenClient, room: trio.Semaphore
+        self,
+        stranger: UnprovenClient,
+        serve: Callable[[trio.SocketStream, UnprovenClient], Awaitable[None]],
+        stream: trio.SocketStream,
     ) -> None:
         try:
             with stranger.scope:
-                await self._serve_stream(stream, stranger)
+                await serve(stream, stranger)
             self._counted.connections_refused += stranger.scope.cancelled_caught
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the client's end, or the network's
@@ -195,7 +236,7 @@ class HttpDoor(ABC):
         finally:
             self._counted.connections -= 1
             stranger.leave()
-            room.release()
+            self._room.release()
 
     async def _serve_stream(self, stream: trio.SocketStream, stranger: UnprovenClient) -> None:
         """Serve a connection to its end, or until it gives way."""
@@ -224,11 +265,13 @@ class _HandshakeFailed(Exception):
     """The TLS handshake failed."""
 
 
-def _listener(name: str, text: str) -> socket.socket:
+def _listener(name: str, text: str, *, is_shared: bool) -> socket.socket:
     address, port = parse_listener(text)
     made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.bind((address, port))
         made.listen(BACKLOG)
         made.setblocking(False)

@@ -14,14 +14,14 @@ import h11
 import trio
 
 from agent.host_os.rate_limited_log import Complaints
-from agent.http.connection import BodyFault, BrokenOff, HttpConnection
+from agent.http.connection import AnsweredElsewhere, BodyFault, BrokenOff, HttpConnection
 from agent.http.server_side import Request
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
 from agent.s3.rdma.service import Answering, HttpClient, wants_rdma
 from agent.s3.requests import http_request, s3_request
-from agent.s3.service import S3Service
+from agent.s3.service import Serving
 from agent.s3.signature import HttpRequest, Signer, check_region, verify
 from agent.s3.xml_out import error
 
@@ -37,7 +37,7 @@ class Connection(HttpConnection):
 
     def __init__(
         self,
-        service: S3Service,
+        service: Serving,
         stream: trio.abc.HalfCloseableStream | trio.abc.Stream,
         idle_seconds: float,
         complaints: Complaints,
@@ -81,6 +81,8 @@ class Connection(HttpConnection):
                 await self._refuse(refusal, resource, is_head)
                 return not refusal.closes
             await self._send(answer)
+        except AnsweredElsewhere:
+            raise
         except BrokenOff:
             return False
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
@@ -96,7 +98,7 @@ class Connection(HttpConnection):
         """The resource of a request, and what carries the request out. Raises S3Error."""
         if wants_rdma(http, self._service.hosts):
             client = HttpClient(self._peer, self._receive_body, self._is_client_gone)
-            return path, self._service.rdma.prepare(http, signer, client)
+            return path, self._service.by_rdma(http, signer, client)
         at_once = self._send_at_once if self._is_bare else None
         wanted = s3_request(http, self._service.hosts, self._is_client_gone, at_once)
         body = Body(wanted.body_headers, signer, self._receive_body)

@@ -5,6 +5,7 @@ whatever blocks.
 """
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,8 +16,9 @@ import trio
 
 from agent.config.s3_section import S3Section
 from agent.fs.doors.door import MakeRunner
-from agent.host_os.per_user_bounds import ALL, SHARED, Bounds, Limit
+from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.host_os.rate_limited_log import Complaints
+from agent.http.connection import peer_address
 from agent.http.door import HttpDoor
 from agent.http.unauthenticated_clients import KNOWN
 from agent.http.workers import Workers
@@ -26,17 +28,14 @@ from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error, slow_down
+from agent.s3.processes.carrying import serve_carried
+from agent.s3.processes.lookups import OTHER_LINKS, Lookups
 from agent.s3.rdma.engine import TransferEngine
-from agent.s3.service import S3Service
+from agent.s3.service import CONNECTIONS, S3Service
 from agent.s3.store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS: Final = Limit(
-    "s3-connections", "connections of S3 (`s3.connections`)", 256,
-    by="peer, until it shows a key", share=SHARED, refused="the oldest without a key is closed, or it",
-    bytes_each=640 << 10,
-)  # fmt: skip
 OF_TENANTS: Final = Limit(
     "s3-tenant-connections", "connections of S3 whose client has shown a key (`s3.connections`)", 256,
     by="tenant", share="all but a half, in which each other tenant has an equal share", refused="SlowDown",
@@ -75,9 +74,11 @@ class S3Door(HttpDoor):
         bounds: Bounds | None = None,
         rdma: TransferEngine | None = None,
         enclosures: Callable[[], Iterable[str]] = tuple,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        """`stores` by tenant; `rdma` moves objects for clients that ask for it; `enclosures`: see `S3Rdma`.
-        Raises ConfigError where the certificate is not usable."""
+        """`stores` by tenant; `rdma` moves objects for clients that ask for it; `enclosures`: see `S3Rdma`;
+        `is_shared`: readers listen as well. Raises ConfigError where the certificate is not usable."""
         self._bounds = bounds or Bounds()
         self.counters = S3Counters()
         super().__init__(
@@ -88,6 +89,7 @@ class S3Door(HttpDoor):
             self._bounds.of(CONNECTIONS, section.connections, {KNOWN}),
             Complaints(log),
             self.counters,
+            is_shared=is_shared,
         )
         self._section = section
         self._keys = {key.key_id: key for key in keys}
@@ -97,6 +99,7 @@ class S3Door(HttpDoor):
         self._enclosures = enclosures
         self._lock = threading.Lock()
         """Held by other threads that use the stores, against their being closed meanwhile."""
+        self._lookups = Lookups(self._stores, self._lock)
 
     def close(self) -> None:
         super().close()
@@ -146,11 +149,34 @@ class S3Door(HttpDoor):
         watch_shares(self._bounds, self._service, self._stores)
         await self._workers.run(None, self._make_buckets)
 
-    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> Connection:
+    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None], peer: str = "") -> Connection:
         assert self._service is not None, "made before the first connection"
+        peer = peer or peer_address(stream)
         return Connection(
-            self._service, stream, self._section.idle_s, self._complaints, known=known, peer=_peer(stream)
+            self._service, stream, self._section.idle_s, self._complaints, known=known, peer=peer
         )
+
+    @property
+    def links_of_reader(self) -> int:
+        """Sockets between this door and that of each reader: of those who ask, and one that carries."""
+        return self._section.workers + OTHER_LINKS + 1
+
+    def serve_reader(self, links: Sequence[socket.socket], carrying: socket.socket) -> None:
+        """From any thread: a new process of a reader asks here, and has requests answered, until it has
+        closed its ends."""
+        self._lookups.begin(links)
+
+        def start() -> None:
+            if self._nursery is None:
+                carrying.close()
+            else:
+                self._nursery.start_soon(serve_carried, carrying, self._serve_carried)
+
+        try:
+            assert self._token is not None, "readers start after the doors"
+            self._token.run_sync_soon(start)
+        except trio.RunFinishedError:
+            carrying.close()
 
     async def _tend(self) -> None:
         """Remove spare files, a batch at a time; end old uploads, and RDMA connections that rest."""
@@ -194,12 +220,6 @@ class S3Door(HttpDoor):
                 runner.run(store.files.seal_everything())
 
         await self._workers.run(None, seal)
-
-
-def _peer(stream: trio.abc.Stream) -> str:
-    """The address of a client."""
-    bare = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    return str(bare.socket.getpeername()[0]) if isinstance(bare, trio.SocketStream) else ""
 
 
 def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, ObjectStore]) -> None:

@@ -5,9 +5,9 @@ cannot be read is NoSuchKey before the first byte, and the end of the connection
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -22,7 +22,7 @@ from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.index import StoredObject
 from agent.s3.requests import Operation, S3Request, byte_range
-from agent.s3.store import LostObject, ObjectReader, ObjectStore
+from agent.s3.store import LostObject
 
 _PRINTABLE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 FIND_TRIES: Final = 4
@@ -33,14 +33,37 @@ ROOMS_KEPT: Final = 8
 """Rooms that nobody uses."""
 
 
+class Reading(Protocol):
+    """The bytes of one object as it was when it was found. Used by one thread at a time."""
+
+    def read(self, runner: Runner, offset: int, into: memoryview) -> None:
+        """Fill `into`. Raises LostObject, or S3Error where the bytes may come back."""
+
+    def close(self, runner: Runner) -> None:
+        """Idempotent."""
+
+
+class Objects(Hashable, Protocol):
+    """The objects of a tenant, for who reads them. Safe from any thread."""
+
+    def find(self, bucket: str, key: str) -> StoredObject:
+        """Raises S3Error."""
+
+    def open(self, bucket: str, key: str) -> tuple[StoredObject, Reading]:
+        """Raises S3Error, and LostObject where it was replaced meanwhile."""
+
+    def give_up(self, runner: Runner, bucket: str, found: StoredObject) -> None:
+        """Bytes of it are lost."""
+
+
 class ObjectStream:
     """The bytes `start` to `end` of an object. `first` is its first piece, read already."""
 
     def __init__(
         self,
         reads: "ObjectReads",
-        store: ObjectStore,
-        reader: ObjectReader | None,
+        store: Objects,
+        reader: Reading | None,
         start: int,
         end: int,
         first: memoryview,
@@ -167,12 +190,12 @@ class ObjectReads:
         self.rooms = Rooms()
         self._transfers = transfers
 
-    async def head(self, store: ObjectStore, request: S3Request) -> Answer:
-        found = await self.workers.ask(store, lambda: store.index.find(request.bucket, request.key))
+    async def head(self, store: Objects, request: S3Request) -> Answer:
+        found = await self.workers.ask(store, lambda: store.find(request.bucket, request.key))
         _check_conditions(request, found)
         return _described(request, found, _wanted(request, found))
 
-    async def get(self, store: ObjectStore, request: S3Request) -> Answer:
+    async def get(self, store: Objects, request: S3Request) -> Answer:
         place = await self._transfers.take(store)
         try:
             begin = partial(self._begin, store, request, place)
@@ -181,34 +204,30 @@ class ObjectReads:
             place.give_back()
             raise
 
-    def _begin(self, store: ObjectStore, request: S3Request, place: Place, runner: Runner) -> Answer:
+    def _begin(self, store: Objects, request: S3Request, place: Place, runner: Runner) -> Answer:
         for _ in range(FIND_TRIES):
-            found, held = store.find_and_hold(request.bucket, request.key)
+            try:
+                found, opened = store.open(request.bucket, request.key)
+            except LostObject:
+                continue
+            reader: Reading | None = opened
             try:
                 _check_conditions(request, found)
                 part = _wanted(request, found)
                 answer = _described(request, found, part)
-            except BaseException:
-                store.release(held)
-                raise
-            start, end = part or (0, found.size)
-            reader = None
-            try:
-                reader = ObjectReader(store, found, held)
+                start, end = part or (0, found.size)
                 first = self._room(request, end - start)
-                reader.read(runner, start, first)
+                opened.read(runner, start, first)
                 if len(first) == end - start:
                     # Nothing more is read, so that no other job has to close it.
-                    reader.close(runner)
                     reader = None
+                    opened.close(runner)
             except LostObject:
-                if reader is not None:
-                    reader.close(runner)
-                    store.give_up(runner, request.bucket, found)
+                opened.close(runner)
+                store.give_up(runner, request.bucket, found)
                 continue
             except BaseException:
-                if reader is not None:
-                    reader.close(runner)
+                opened.close(runner)
                 raise
             lost = partial(store.give_up, bucket=request.bucket, found=found)
             answer.stream = ObjectStream(self, store, reader, start, end, first, lost, place)

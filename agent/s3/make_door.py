@@ -39,12 +39,14 @@ def make_s3_door(
     bounds: Bounds | None = None,
     verbs_provider: str = DEFAULT_PROVIDER,
     enclosures: Callable[[], Iterable[str]] = tuple,
+    *,
+    is_shared: bool = False,
 ) -> S3Door:
     """A door, not open yet, with its names in files in `state`. Raises ConfigError.
 
     The keys of `erased` tenants are not valid, nor those of a tenant whose objects lie in another pool than
     `pool_id`; `not_served` gets the reason. `verbs_provider`: where `section.rdma` is set; `enclosures`: see
-    `S3Rdma`.
+    `S3Rdma`. `is_shared`: readers listen as well.
     """
     keys: list[AccessKey] = []
     stores: dict[str, ObjectStore] = {}
@@ -87,7 +89,7 @@ def make_s3_door(
             keys += own
         engine = _engine(section, verbs_provider)
         try:
-            return S3Door(section, keys, stores, make_runner, bounds, engine, enclosures)
+            return S3Door(section, keys, stores, make_runner, bounds, engine, enclosures, is_shared=is_shared)
         except BaseException:
             if engine is not None:
                 engine.close()

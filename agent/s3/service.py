@@ -1,8 +1,11 @@
 """From a request of S3 and its tenant to the operation."""
 
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
 
 from agent.config.s3_section import S3Section
+from agent.host_os.per_user_bounds import SHARED, Limit
 from agent.http.patience import Patience
 from agent.http.shares import Shares
 from agent.http.workers import Workers
@@ -16,14 +19,52 @@ from agent.s3.get_object import ObjectReads
 from agent.s3.listing import Listings
 from agent.s3.put_object import ObjectWrites
 from agent.s3.rdma.engine import TransferEngine
-from agent.s3.rdma.service import S3Rdma
+from agent.s3.rdma.service import Answering, HttpClient, S3Rdma
 from agent.s3.requests import Hosts, Operation, S3Request
-from agent.s3.signature import SigningKeys
+from agent.s3.signature import HttpRequest, Signer, SigningKeys
 from agent.s3.store import ObjectStore
 
+CONNECTIONS: Final = Limit(
+    "s3-connections", "connections of S3 (`s3.connections`)", 256,
+    by="peer, until it shows a key", share=SHARED, refused="the oldest without a key is closed, or it",
+    bytes_each=640 << 10,
+)  # fmt: skip
 
-class S3Service:
-    """All operations. Lives in the door's event loop."""
+
+class Serving(ABC):
+    """What a connection has behind it. Lives in the door's event loop."""
+
+    def __init__(
+        self,
+        section: S3Section,
+        keys: Mapping[str, AccessKey],
+        stores: Mapping[str, Hashable],
+        workers: Workers,
+        counters: S3Counters,
+    ) -> None:
+        """`keys` by their ids, `stores` by their tenants."""
+        self.patience = Patience()
+        self.transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
+        self.keys = keys
+        self.region = section.region
+        self.signing_keys = SigningKeys(section.region)
+        self.connections = Shares(section.connections, stores)
+        """Connections of known tenants; the door counts all."""
+        self.counters = counters
+        self.hosts = Hosts(section.domain, section.bucket_of_host)
+        self.rests = workers.rests
+
+    @abstractmethod
+    async def answer(self, request: S3Request, tenant: str, body: Body) -> Answer:
+        """Carry the operation out on the tenant's own store. Raises S3Error."""
+
+    @abstractmethod
+    def by_rdma(self, http: HttpRequest, signer: Signer, client: HttpClient) -> Answering:
+        """What answers a request that `wants_rdma`. Raises S3Error."""
+
+
+class S3Service(Serving):
+    """All operations."""
 
     def __init__(
         self,
@@ -35,20 +76,11 @@ class S3Service:
         engine: TransferEngine | None = None,
         enclosures: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`keys` by their ids, `stores` by their tenants. `engine`: where objects move by RDMA;
-        `enclosures`: see `S3Rdma`."""
-        self.patience = Patience()
+        """`engine`: where objects move by RDMA; `enclosures`: see `S3Rdma`."""
+        super().__init__(section, keys, stores, workers, counters)
         self.rdma = S3Rdma(section, stores, counters, self.answer, engine, enclosures, patience=self.patience)
-        self.transfers = transfers = Shares(section.transfers, stores.values(), refusal=slow_down)
-        self.keys = keys
-        self.region = section.region
-        self.signing_keys = SigningKeys(section.region)
-        self.connections = Shares(section.connections, stores)
-        """Connections of known tenants; the door counts all."""
-        self.counters = counters
-        self.hosts = Hosts(section.domain, section.bucket_of_host)
         self._stores = stores
-        self.rests = rests = workers.rests
+        transfers, rests = self.transfers, self.rests
         listings = Listings(workers, section.region, transfers, rests)
         reads = ObjectReads(workers, counters, transfers)
         writes = ObjectWrites(workers, counters, transfers, section.object_max, rests)
@@ -80,8 +112,12 @@ class S3Service:
             Operation.LIST_BUCKETS: listings.buckets,
         }
 
+    def by_rdma(self, http: HttpRequest, signer: Signer, client: HttpClient) -> Answering:
+        """Raises S3Error."""
+        return self.rdma.prepare(http, signer, client)
+
     async def answer(self, request: S3Request, tenant: str, body: Body) -> Answer:
-        """Carry the operation out on the tenant's own store. Raises S3Error."""
+        """Raises S3Error."""
         store, operation = self._stores[tenant], request.operation
         if store.is_erased():
             # As after the next start of the agent, which knows no keys of such a tenant.

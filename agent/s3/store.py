@@ -22,6 +22,7 @@ from agent.fs.files.block_store import BlockStore
 from agent.fs.files.face import FilesFace
 from agent.fs.files.metadata_pool import PoolOfNames
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.sealed_reads import BlockRange
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import Runner, settle
@@ -56,6 +57,8 @@ class ObjectStore:
         the index on disk. Raises G35Error where a file of metadata is not usable.
         """
         self.is_erased = is_erased
+        self.home_volumes = dict(home.volumes) if home is not None else {}
+        """Of the blocks: the identifier of the volume by capacity."""
         self.index = Index(index, names_bytes)
         try:
             self.files = FilesFace(metadata, blocks, options, home=home)
@@ -91,6 +94,25 @@ class ObjectStore:
         """The file belongs to an object, or is spare, from here on."""
         with self._lock:
             self._writing.discard(name)
+
+    def find(self, bucket: str, key: str) -> StoredObject:
+        """Raises S3Error."""
+        return self.index.find(bucket, key)
+
+    def open(self, bucket: str, key: str) -> "tuple[StoredObject, ObjectReader]":
+        """Raises S3Error, and LostObject where it was replaced meanwhile."""
+        found, held = self.find_and_hold(bucket, key)
+        return found, ObjectReader(self, found, held)
+
+    def blocks(self, pieces: Sequence[Piece]) -> list[BlockRange] | None:
+        """Where all bytes of an object lie whose files are held. None: only this store can read them."""
+        found: list[BlockRange] = []
+        for piece in pieces:
+            ranges = self.sealed.ranges(piece.file.encode(), 0, piece.size) if piece.size else []
+            if ranges is None:
+                return None
+            found += ranges
+        return found
 
     def find_and_hold(self, bucket: str, key: str) -> tuple[StoredObject, list[Piece]]:
         """An object, and its file, which stays until `release`; none where it has several, or was refused.

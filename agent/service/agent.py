@@ -30,6 +30,7 @@ from agent.fs.shared.discards import Discards
 from agent.fs.shared.recent_names import NamesSeen
 from agent.fs.shared.unnamed import UnnamedChunks
 from agent.host_os.per_user_bounds import Bounds
+from agent.http.counters import summed
 from agent.inline.secrets import RootKey
 from agent.membership.auto_join import AutoJoin, membership_status
 from agent.pool.counters import Tally
@@ -285,6 +286,9 @@ class Agent:
             status = cast("S3Door | QueryDoor", door).snapshot if speaks_http else nothing
             services[name] = Service(door.start, door.stop, status)
         if self.readers is not None:
+            if (s3 := self._s3_door()) is not None:
+                self.readers.serve_s3_with(s3)
+                services[S3_DOOR] = services[S3_DOOR]._replace(status=self._s3_status)
             services["slots"] = Service(self.lender.start, self.lender.stop)
             services["readers"] = Service(self.readers.start, self.readers.stop, self.readers.status)
         return services
@@ -326,6 +330,13 @@ class Agent:
 
     def _s3_door(self) -> S3Door | None:
         return cast("S3Door | None", self.doors.get(S3_DOOR))
+
+    def _s3_status(self) -> dict[str, Any]:
+        """Of the S3 door, with what those of the readers have counted."""
+        door, readers = self._s3_door(), self.readers
+        assert door is not None
+        assert readers is not None
+        return {**door.snapshot(), **summed([door.counters.snapshot(), readers.s3_counts()])}
 
     def _has_files(self, volume: Volume) -> bool:
         """Whether a volume of blocks is in use here, by /fs or S3: one agent of a pool uses it."""

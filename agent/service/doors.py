@@ -152,6 +152,7 @@ def make_doors(
             shown.bounds,
             configuration.fabric.verbs_provider,
             lambda: [each.address for each in shown.sources.fabric.enclosures if each.address],
+            is_shared=shown.readers > 0,
         )
     if configuration.query.listen:
         from agent.query.door import make_query_door

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -25,6 +25,7 @@ from agent.attach.map_history import MapHistory, map_seal
 from agent.attach.map_watch import MapWatch
 from agent.attach.open_volumes import open_volumes
 from agent.config.configuration import Configuration
+from agent.errors import G35Error
 from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.doors import mounting
@@ -45,7 +46,7 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.set_versions import SetVersions
 from agent.pool.volume.uses import Uses
-from agent.pool.volume.volume import in_sets
+from agent.pool.volume.volume import Volume, in_sets
 from agent.remote.channel import current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
@@ -57,6 +58,9 @@ from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
 from host_shim.control_wire import Outcome
 
+if TYPE_CHECKING:
+    from agent.s3.processes.reader_door import ReaderDoor
+
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS: Final = 0.25
@@ -66,6 +70,8 @@ USES_AT_ONCE: Final = 1024
 """Of one report."""
 OTHER_QUEUES: Final = 1
 """Beside the workers': that of the thread that follows the pool map."""
+S3_GRACE_SECONDS: Final = 2.0
+"""For requests of S3 that are under way at the end."""
 HANDLE_BITS: Final = 40
 """Handles begin at a random number of so many bits, and inodes at another (`EPOCH_BITS`). A file that was
 opened at an earlier process of this mount is nobody else's then."""
@@ -77,10 +83,11 @@ async def serve_reads(
     versions: SetVersions,
     link: socket.socket,
     slots: Sequence[socket.socket],
+    s3: Sequence[socket.socket],
     hear: Callable[[], None],
 ) -> None:
     """Serve the mount behind the descriptor `fuse` until it is unmounted, or the other process closes `link`.
-    `slots`: to those who lend slots.
+    `slots`: to those who lend slots; `s3`: to the S3 door of the other process.
 
     `hear` waits for the latter.
     """
@@ -88,18 +95,33 @@ async def serve_reads(
     settings = configuration.agent
     root = root_key_in(settings.key_file)
     seal = map_seal(root, settings.state)
-    wanted = settings.worker_count
-    async with connected(configuration, wanted + OTHER_QUEUES) as supervisor:
+    wanted, others = (
+        settings.worker_count,
+        OTHER_QUEUES + (configuration.s3.workers if order.s3_listen else 0),
+    )
+    async with connected(configuration, wanted + others) as supervisor:
         fabric = supervisor.fabric
-        workers = granted_workers(fabric, wanted, OTHER_QUEUES)
-        supervisor.queues_in_use = workers + OTHER_QUEUES
+        workers = granted_workers(fabric, wanted, others)
+        supervisor.queues_in_use = workers + others
         channels = ChannelPool(fabric)
+        reader: Reader | None = None
         try:
             first = channels.take(1)
             pool_map, _ = await trio.to_thread.run_sync(find_pool, fabric, first, seal)
             fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
             reader = await trio.to_thread.run_sync(
-                Reader, order, configuration, versions, root, seal, fabric, channels, pool_map, workers, slots
+                Reader,
+                order,
+                configuration,
+                versions,
+                root,
+                seal,
+                fabric,
+                channels,
+                pool_map,
+                workers,
+                slots,
+                s3,
             )
             await trio.to_thread.run_sync(reader.start, fuse, link)
             async with trio.open_nursery() as nursery:
@@ -108,6 +130,8 @@ async def serve_reads(
                 nursery.start_soon(_until, nursery, hear)
         finally:
             with trio.CancelScope(shield=True):
+                if reader is not None:
+                    await trio.to_thread.run_sync(reader.stop)
                 await trio.to_thread.run_sync(channels.close)
 
 
@@ -132,6 +156,7 @@ class Reader:
         pool_map: PoolMap,
         workers: int,
         slots: Sequence[socket.socket],
+        s3: Sequence[socket.socket],
     ) -> None:
         """To be made on a thread that may block. Raises G35Error."""
         settings = configuration.agent
@@ -164,6 +189,7 @@ class Reader:
             lambda number: self._channels.take(1 + number), settings.timing.read_deadline, self._roster
         )
         self._door: DevFuseDoor | None = None
+        self._s3 = self._s3_door(order, configuration, volumes, s3) if order.s3_listen else None
         self._stopping = threading.Event()
         self._followed_at = time.monotonic()
 
@@ -175,10 +201,21 @@ class Reader:
         self._session.resume(self._agreed)
         door.serve(descriptors)
         self._door = door
+        if self._s3 is not None:
+            try:
+                self._s3.start()
+            except G35Error as error:
+                log.error("this process of the agent serves no S3: %s (%s)", error, error.advice)
+                self._s3 = None
         garbage.search_seldom()
         self._report(link)
         for name, work in (("map", self._follow), ("reports", lambda: self._tell(link))):
             threading.Thread(target=work, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Take no more requests of S3; the mount ends by itself."""
+        if self._s3 is not None:
+            self._s3.stop(S3_GRACE_SECONDS)
 
     def door_ended(self) -> None:
         """Wait for the end of the mount."""
@@ -205,10 +242,11 @@ class Reader:
         names = {name for reading in readings for name in reading}
         tallies = {name: total(each[name] for each in readings if name in each) for name in names}
         uses, moved = self._uses.hand_over(), self._session.traffic().bytes_read
+        s3 = {} if self._s3 is None else self._s3.counters.snapshot()
         try:
             for start in range(0, max(1, len(uses)), USES_AT_ONCE):
                 part = uses[start : start + USES_AT_ONCE]
-                link.sendall(encode_report(Report(tallies, part, moved, is_ready=True)))
+                link.sendall(encode_report(Report(tallies, part, moved, is_ready=True, s3=s3)))
         except OSError:
             self._stopping.set()
 
@@ -235,7 +273,23 @@ class Reader:
         )  # fmt: skip
         return RootFileSystem({b"kv": (KV_ROOT, kv), b".g35": (CONTROL_ROOT, control)}, owner)
 
-    def _may_read(self, volume: ServedVolume) -> bool:
+    def _s3_door(
+        self,
+        order: Order,
+        configuration: Configuration,
+        volumes: Sequence[Volume],
+        sockets: Sequence[socket.socket],
+    ) -> "ReaderDoor | None":
+        from agent.s3.processes.make_reader_door import make_reader_door  # with h11, for who has the door
+
+        erased = {each.name for each in self._watch.pool_map.tenants if each.is_erased}
+        first_queue = 1 + self._workers + OTHER_QUEUES
+        return make_reader_door(
+            configuration, order.s3_listen, order.processes, sockets, volumes, self._may_read, erased,
+            current_channel, lambda number: self._channels.take(first_queue + number),
+        )  # fmt: skip
+
+    def _may_read(self, volume: ServedVolume | Volume) -> bool:
         """Whether gets of the volume are served here now."""
         pool_map = self._watch.pool_map
         if volume.erased or self._versions.map_version != pool_map.version:

@@ -35,17 +35,20 @@ class Order:
     processes: int
     configuration: str
     negotiated: Negotiated
+    s3_listen: Sequence[str] = ()
+    """Where the first process has its S3 door; none: the child has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """`tallies`: since the child began. `uses`: since its last report. `moved`: bytes that its mount has
-    answered with."""
+    answered with. `s3`: the counters of its S3 door, since it began."""
 
     tallies: Counts = field(default_factory=dict)
     uses: Sequence[Use] = ()
     moved: int = 0
     is_ready: bool = False
+    s3: Mapping[str, Any] = field(default_factory=dict)
 
 
 def encode_order(order: Order) -> bytes:
@@ -57,6 +60,7 @@ def encode_order(order: Order) -> bytes:
             "processes": order.processes,
             "configuration": order.configuration,
             "negotiated": [agreed.minor, int(agreed.flags), agreed.transfer_bytes],
+            "s3": list(order.s3_listen),
         }
     )
 
@@ -68,7 +72,8 @@ def decode_order(line: bytes) -> Order:
         minor, flags, transfer_bytes = map(int, found["negotiated"])
         agreed = Negotiated(minor, InitFlag(flags), transfer_bytes)
         number, processes = int(found["number"]), int(found["processes"])
-        return Order(number, str(found["folder"]), processes, str(found["configuration"]), agreed)
+        listen = tuple(str(each) for each in found["s3"])
+        return Order(number, str(found["folder"]), processes, str(found["configuration"]), agreed, listen)
     except (ValueError, KeyError, TypeError) as wrong:
         raise LinkBroken(f"no order: {wrong}") from None
 
@@ -80,6 +85,7 @@ def encode_report(report: Report) -> bytes:
             "moved": report.moved,
             "tallies": {volume: _as_dict(tally) for volume, tally in report.tallies.items()},
             "uses": [list(use) for use in report.uses],
+            "s3": dict(report.s3),
         }
     )
 
@@ -93,6 +99,7 @@ def decode_report(line: bytes) -> Report:
             [Use(*map(int, use)) for use in found["uses"]],
             int(found["moved"]),
             bool(found["ready"]),
+            dict(found["s3"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise LinkBroken(f"no report: {wrong}") from None

@@ -21,7 +21,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
 
 from agent.config.configuration import Configuration
 from agent.errors import G35Error
@@ -29,6 +30,7 @@ from agent.fs.doors import mounting
 from agent.fs.doors.mounting import MountOptions
 from agent.fs.doors.stand_in import StandIn
 from agent.host_os.worker_thread import OwnThread
+from agent.http.counters import summed
 from agent.pool.counters import Tally, total
 from agent.pool.volume.uses import USES_MAX, Use
 from agent.service.reader_link import Counts, Lines, LinkBroken, Order, Report, decode_report, encode_order
@@ -48,6 +50,21 @@ LAST_WORDS_SECONDS: Final = 0.5
 """For a process that has closed its link, to end by itself."""
 LOOK_SECONDS: Final = 0.1
 END_SECONDS: Final = 5.0
+
+
+class S3ForReaders(Protocol):
+    """The S3 door, as the readers need it (agent/s3/door.py)."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens."""
+
+    @property
+    def links_of_reader(self) -> int:
+        """Sockets between it and the door of each reader."""
+
+    def serve_reader(self, links: Sequence[socket.socket], carrying: socket.socket) -> None:
+        """A new process of a reader has the other ends."""
 
 
 class ReaderState(enum.Enum):
@@ -99,6 +116,8 @@ class _Told(NamedTuple):
     now: Counts
     moved_earlier: int = 0
     moved_now: int = 0
+    s3_earlier: Mapping[str, Any] = MappingProxyType({})
+    s3_now: Mapping[str, Any] = MappingProxyType({})
 
     def counts(self) -> Counts:
         names = {*self.earlier, *self.now}
@@ -131,7 +150,7 @@ class _Reader:
         self.state = state
 
     def count(self, report: Report) -> None:
-        self.told = self.told._replace(now=report.tallies, moved_now=report.moved)
+        self.told = self.told._replace(now=report.tallies, moved_now=report.moved, s3_now=report.s3)
 
     def take(self, report: Report, now: float) -> None:
         self.count(report)
@@ -142,7 +161,11 @@ class _Reader:
     def forget_process(self) -> None:
         """It has ended: what it counted is kept."""
         told = self.told
-        self.told = _Told(told.counts(), {}, told.moved_earlier + told.moved_now)
+        # Connections are those that there are: none of it.
+        s3 = {name: value for name, value in told.s3_now.items() if name != "connections"}
+        self.told = _Told(
+            told.counts(), {}, told.moved_earlier + told.moved_now, 0, summed([told.s3_earlier, s3])
+        )
         self.lines = Lines()
         if self.link is not None:
             self.link.close()
@@ -166,10 +189,22 @@ class Readers(OwnThread):
         self._using = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._lender: SlotLender | None = None
+        self._s3: S3ForReaders | None = None
 
     def lend_by(self, lender: SlotLender) -> None:
         """Have slots lent to the readers; before they start."""
         self._lender = lender
+
+    def serve_s3_with(self, door: S3ForReaders) -> None:
+        """Have the readers serve reads of objects, at the addresses of this door; before they start, and when
+        the door is open."""
+        self._s3 = door
+
+    def s3_counts(self) -> dict[str, Any]:
+        """What the S3 doors of all readers have counted, as `DoorCounters.snapshot` has it."""
+        return summed(
+            each for reader in self._readers for each in (reader.told.s3_earlier, reader.told.s3_now)
+        )
 
     def tallies(self) -> Iterator[Mapping[str, Tally]]:
         """The counters of all readers, those that have ended too."""
@@ -278,10 +313,11 @@ class Readers(OwnThread):
         assert agreed is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lending, borrowing = link_pairs(links_of(self._configuration))
+        answering, asking = link_pairs(0 if self._s3 is None else self._s3.links_of_reader)
         with contextlib.ExitStack() as theirs_all:
-            for each in (theirs, *borrowing):
+            for each in (theirs, *borrowing, *asking):
                 theirs_all.enter_context(each)
-            slots = [each.fileno() for each in borrowing]
+            slots, s3 = ([each.fileno() for each in some] for some in (borrowing, asking))
             given = {
                 "link": theirs.fileno(),
                 "fuse": reader.stand_in.descriptor,
@@ -290,28 +326,31 @@ class Readers(OwnThread):
                 "log-level": logging.getLogger().getEffectiveLevel(),
             }
             arguments = [f"--{name}={value}" for name, value in given.items()]
-            arguments.append(f"--slots={','.join(map(str, slots))}")
+            arguments += [f"--slots={','.join(map(str, slots))}", f"--s3={','.join(map(str, s3))}"]
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "agent.cli.reader_process", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[given["link"], given["fuse"], given["versions"], *slots],
+                    pass_fds=[given["link"], given["fuse"], given["versions"], *slots, *s3],
                 )
             except OSError as error:
                 log.error("process %d of this agent cannot be started: %s", reader.number, error)
-                for each in (ours, *lending):
+                for each in (ours, *lending, *answering):
                     each.close()
                 reader.again_at = now + AGAIN_SECONDS[1]
                 return
         reader.process, reader.link, reader.borrower = process, ours, Borrower()
         if self._lender is not None:
             self._lender.begin(reader.number, lending, reader.borrower)
+        if self._s3 is not None:
+            self._s3.serve_reader(answering[:-1], answering[-1])
         reader.since, reader.silence = now, Silence(process.pid, now)
         reader.starts += 1
         reader.become(ReaderState.STARTING)
         configuration = self._configuration.model_dump_json()
-        order = Order(reader.number, str(reader.folder), self._count, configuration, agreed)
+        listen = () if self._s3 is None else tuple(self._s3.addresses)
+        order = Order(reader.number, str(reader.folder), self._count, configuration, agreed, listen)
         with contextlib.suppress(OSError):  # it has ended, and `_look` sees that
             ours.sendall(encode_order(order))
         ours.setblocking(False)

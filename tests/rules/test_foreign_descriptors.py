@@ -19,6 +19,7 @@ OWNERS = (
 RECEIVING = {"recvmsg", "recvmsg_into", "recv_fds", "pidfd_getfd", "SCM_RIGHTS", "_SYS_PIDFD_GETFD"}
 RECEIVES_OTHERWISE = {
     "agent/fs/doors/mounting.py": "the descriptor of /dev/fuse that fusermount3, which we started, sends us",
+    "agent/s3/processes/carrying.py": "a connection that another process of the agent has accepted",
     "agent/bench/virtio_driver/connection.py": "a front-end of ours before the agent that it drives",
     "emulator/lab/vhost_messages.py": "the relay before a QEMU that we started: it keeps what belongs to "
     "that guest alone, hands it to the agent, and ends with that guest",

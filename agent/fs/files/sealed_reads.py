@@ -8,7 +8,7 @@ no access time. What is out of the ordinary goes the long way: a hole, a block t
 import errno
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id
 from agent.fs.files.metadata_database import ROOT_LOCAL, Database
@@ -21,6 +21,15 @@ FROM entries AS e JOIN inodes AS i ON i.ino = e.child JOIN blocks AS b ON b.ino 
 WHERE e.parent = ? AND e.name = ? AND b.position BETWEEN ? / i.block_bytes AND ? / i.block_bytes
 ORDER BY b.position
 """
+
+
+class BlockRange(NamedTuple):
+    """A part of a block: `size` bytes from `start` on."""
+
+    block_id: bytes
+    capacity: int
+    start: int
+    size: int
 
 
 class SealedReads:
@@ -39,24 +48,37 @@ class SealedReads:
 
     def read(self, name: bytes, offset: int, into: memoryview) -> Steps[bool]:
         """Fill `into` from a file of the root. False: go the long way. Raises `FsError`, EIO."""
-        rows = self._database.query(_BLOCKS, ROOT_LOCAL, name, offset, offset + len(into) - 1)
-        if not rows or (
-            self._used_stale_ns is not None and self._wall_ns() - rows[0][2] >= self._used_stale_ns
-        ):
+        ranges = self.ranges(name, offset, len(into))
+        if ranges is None:
             return False
         done = 0
-        for ino, block_bytes, _, position, version, capacity, length in rows:
-            start = offset + done - position * block_bytes
-            count = min(len(into) - done, block_bytes - start)
-            if start < 0 or start + count > length:
-                return False
-            name_of_block = block_id(self._database.file_system_id, ino, position, version)
+        for block, capacity, start, size in ranges:
             try:
-                if not (
-                    yield from self._store.get(name_of_block, capacity, start, into[done : done + count])
-                ):
+                if not (yield from self._store.get(block, capacity, start, into[done : done + size])):
                     return False
             except StoreUnavailable as fault:
                 raise FsError(errno.EIO, f"block not read: {fault}") from fault
-            done += count
-        return done == len(into)
+            done += size
+        return True
+
+    def ranges(self, name: bytes, offset: int, length: int) -> list[BlockRange] | None:
+        """Which blocks hold `length` bytes of a file of the root, one or more. None: go the long way."""
+        rows = self._database.query(_BLOCKS, ROOT_LOCAL, name, offset, offset + length - 1)
+        if not rows or (
+            self._used_stale_ns is not None and self._wall_ns() - rows[0][2] >= self._used_stale_ns
+        ):
+            return None
+        return _ranges(rows, self._database.file_system_id, offset, length)
+
+
+def _ranges(rows: list[Any], file_system_id: bytes, offset: int, length: int) -> list[BlockRange] | None:
+    found: list[BlockRange] = []
+    done = 0
+    for ino, block_bytes, _, position, version, capacity, valid in rows:
+        start = offset + done - position * block_bytes
+        size = min(length - done, block_bytes - start)
+        if start < 0 or start + size > valid:
+            return None
+        found.append(BlockRange(block_id(file_system_id, ino, position, version), capacity, start, size))
+        done += size
+    return found if done == length else None

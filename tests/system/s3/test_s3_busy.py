@@ -17,7 +17,7 @@ from botocore.exceptions import ClientError
 from agent.http.connection import RECEIVE_BYTES, UNACKNOWLEDGED_BYTES
 from agent.http.shares import Shares
 from agent.s3.chunked import UNSIGNED_TRAILER
-from agent.s3.door import CONNECTIONS
+from agent.s3.service import CONNECTIONS
 from tests.support.engines.s3_served import (
     OTHER_KEY,
     SOCKET_SECONDS,

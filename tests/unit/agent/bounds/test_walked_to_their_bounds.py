@@ -30,7 +30,7 @@ from agent.http.shares import Shares
 from agent.http.unauthenticated_clients import KNOWN, UnprovenClient, UnprovenClients
 from agent.pool.format.sealed_slot import UNITS_MAX
 from agent.pool.steps import settle
-from agent.s3.door import CONNECTIONS
+from agent.s3.service import CONNECTIONS
 from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.engines.session_door import SessionDoor, refuse_prestage

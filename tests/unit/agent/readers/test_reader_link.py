@@ -26,7 +26,9 @@ AGREED = Negotiated(36, InitFlag.MAX_PAGES | InitFlag.DIRECT_IO_ALLOW_MMAP, 1 <<
 
 
 def test_an_order_comes_as_it_was_sent() -> None:
-    order = Order(3, "/mnt/g35/.g35/process-3", 4, '{"agent": {"mount": "/mnt/g35"}}', AGREED)
+    order = Order(
+        3, "/mnt/g35/.g35/process-3", 4, '{"agent": {"mount": "/mnt/g35"}}', AGREED, ("127.0.0.1:9036",)
+    )
     assert decode_order(encode_order(order).rstrip(b"\n")) == order
 
 
@@ -36,7 +38,13 @@ def test_a_report_comes_as_it_was_sent() -> None:
     tally.miss(MissCause.LATE)
     tally.prefix_holes[MissCause.EVICTED] = 7
     uses = [Use(0, 1 << 20, 63, 1 << 60, 2), Use(1, 4096, 0, 1, 1)]
-    report = Report({"kv": tally, "": Tally(flash_bytes_read=9)}, uses, 77, is_ready=True)
+    report = Report(
+        {"kv": tally, "": Tally(flash_bytes_read=9)},
+        uses,
+        77,
+        is_ready=True,
+        s3={"bytes_read": 3, "requests": {"GetObject": 2}},
+    )
     assert decode_report(encode_report(report).rstrip(b"\n")) == report
 
 
