@@ -7,10 +7,11 @@ there,
 * with one agent, and flash that keeps what it is given: once a put or a delete of a key was acknowledged, no
   value is served whose own put was over before that one began. So nothing comes up from G4 that was deleted,
   or that a newer value had taken the place of;
-* with several agents, and such flash: no value that was deleted is served out of flash. Out of G4 the agent
-  that deleted it serves it no more; another one does so until the first has looked again, and for longer only
-  where that crashed meanwhile. A put of other bytes without a delete may be undone on flash by the image of
-  another agent, and the older value is in force again (decision 2): that is counted.
+* with several agents, and such flash: no value that was deleted is served out of flash, but by an agent that
+  put it itself and whose image of the directory another one's took the place of (docs/limits.md). Out of G4
+  the agent that deleted it serves it no more; another one does so until the first has looked again, and for
+  longer only where that crashed meanwhile. A put of other bytes without a delete may be undone on flash by
+  the image of another agent, and the older value is in force again (decision 2): that is counted.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class SpillSimulation(PoolSimulation):
         self.over_values: defaultdict[int, set[bytes]] = defaultdict(set)
         """Values whose own puts are over."""
         self.ended: defaultdict[int, dict[bytes, Ended]] = defaultdict(dict)
+        self.put_by: dict[bytes, SimAgent] = {}
+        """By value: no two are alike."""
         super().__init__(seed)
         if strict:
             self.agents_count, self.agents = 1, self.agents[:1]
@@ -192,6 +195,7 @@ class SpillSimulation(PoolSimulation):
         # No two are alike, or the oracle would take one for the other.
         value = rng.randbytes(min(self.value_bytes, rng.choice([16, 100, 4096, 9000])))
         self.stored.setdefault(number, set()).add(value)
+        self.put_by[value] = agent
         deletes = self.deletes_begun[number]
         writing = SlotWriter(agent.volume, key_of(number), length=len(value))
         try:
@@ -227,7 +231,9 @@ class SpillSimulation(PoolSimulation):
             was_deleted = before is not None and before.deleted
             ended[value] = Ended(self.scheduler.now, agent, deleted or was_deleted)
 
-    def _judge_older(self, agent: SimAgent, number: int, ended: Ended, began: float, *, is_g4: bool) -> None:
+    def _judge_older(
+        self, agent: SimAgent, number: int, value: bytes, ended: Ended, began: float, *, is_g4: bool
+    ) -> None:
         """A value was served that had come to its end before the get began."""
         what = f"key {number}: a value that was deleted, or that another took the place of"
         self.counts[f"older value, {'g4' if is_g4 else 'flash'}"] += 1
@@ -239,7 +245,10 @@ class SpillSimulation(PoolSimulation):
             self.counts["older value, put undone"] += 1
             return
         if not is_g4:
-            raise Wrong(f"{what}, out of flash")
+            if agent is ended.by or agent is not self.put_by[value]:
+                raise Wrong(f"{what}, out of flash")
+            self.counts["older value, own image"] += 1
+            return
         if not ended.by.alive:
             self.counts["older value, of one that crashed"] += 1
             return
@@ -264,7 +273,7 @@ class SpillSimulation(PoolSimulation):
                 raise Wrong(f"key {number}: a value that nobody stored")
             if got in ended:
                 is_g4 = channel.tally(self.settings.name).gets_from_g4 > of_g4
-                self._judge_older(agent, number, ended[got], began, is_g4=is_g4)
+                self._judge_older(agent, number, got, ended[got], began, is_g4=is_g4)
             self.counts["bytes checked"] += count
         self.counts["hits" if reading.cause is None else f"miss {reading.cause.name.lower()}"] += 1
         self.counts["counted gets"] += 1
