@@ -110,26 +110,24 @@ class HttpConnection(ABC):
 
     async def serve(self) -> None:
         """Serve until the client is done, or has to be disconnected."""
-        idle_seconds = min(HEAD_SECONDS, self._idle_seconds)
-        try:
-            while await self._serve_one(idle_seconds):
-                idle_seconds = self._idle_seconds
-        except BrokenOff:
-            pass  # a client that takes no refusal
-        finally:
-            if self._place is not None:
-                self._place.give_back()
+        await self._serve_all()
 
     async def serve_carried(self, received: bytes) -> bool:
         """Serve one request for another process, which has received its beginning, and those that came right
         behind it. Whether the other one may go on with the connection."""
+        self._http.receive_data(received)
+        return await self._serve_all(are_carried=True)
+
+    async def _serve_all(self, *, are_carried: bool = False) -> bool:
+        """Whether the connection goes on, which it does where what was carried is answered."""
+        idle_seconds = min(HEAD_SECONDS, self._idle_seconds)
         try:
-            self._http.receive_data(received)
-            while await self._serve_one(min(HEAD_SECONDS, self._idle_seconds)):
-                if not self._http.trailing_data:
+            while await self._serve_one(idle_seconds):
+                if are_carried and not self._http.trailing_data:
                     return True
+                idle_seconds = self._idle_seconds
         except BrokenOff:
-            pass
+            pass  # a client that takes no refusal
         finally:
             if self._place is not None:
                 self._place.give_back()

@@ -77,10 +77,8 @@ class HttpDoor(ABC):
         await trio.lowlevel.checkpoint()
 
     @abstractmethod
-    def _connection(
-        self, stream: trio.abc.Stream, known: Callable[[], None], peer: str = ""
-    ) -> HttpConnection:
-        """What answers on a stream. `peer`: the client's address, where the stream does not say it."""
+    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> HttpConnection:
+        """What answers on a stream."""
 
     async def _tend(self) -> None:
         """In the event loop, beside the connections, until it is cancelled."""
@@ -198,24 +196,6 @@ class HttpDoor(ABC):
         else:
             self._counted.connections += 1
         return stranger
-
-    async def _serve_carried(self, connected: socket.socket, peer: str, received: bytes) -> bool:
-        """Serve one request of another process' connection (`HttpConnection.serve_carried`), and close the
-        socket."""
-        goes_on: list[bool] = []
-
-        async def serve(stream: trio.SocketStream, stranger: UnprovenClient) -> None:
-            async with stream:
-                connection = self._connection(stream, stranger.identify, peer)
-                goes_on.append(await connection.serve_carried(received))
-
-        with connected:
-            await self._wait_for_room()
-            if (stranger := self._enter(peer)) is not None:
-                connected.setblocking(False)
-                carried = trio.SocketStream(trio.socket.from_stdlib_socket(connected))
-                await self._serve_one(stranger, serve, carried)
-        return goes_on == [True]
 
     async def _serve_one(
         self,

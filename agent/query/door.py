@@ -88,9 +88,7 @@ class QueryDoor(HttpDoor):
             service, tokens, self._workers, places, requests, self.counters, self._complaints, section.idle_s
         )
 
-    def _connection(
-        self, stream: trio.abc.Stream, known: Callable[[], None], peer: str = ""
-    ) -> QueryConnection:
+    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> QueryConnection:
         return QueryConnection(self._shared, stream, known)
 
     def snapshot(self) -> Mapping[str, Any]:

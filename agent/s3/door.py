@@ -20,7 +20,7 @@ from agent.host_os.per_user_bounds import ALL, Bounds, Limit
 from agent.host_os.rate_limited_log import Complaints
 from agent.http.connection import peer_address
 from agent.http.door import HttpDoor
-from agent.http.unauthenticated_clients import KNOWN
+from agent.http.unauthenticated_clients import KNOWN, UnprovenClient
 from agent.http.workers import Workers
 from agent.pool.map.document import tenant_id
 from agent.pool.steps import Runner
@@ -149,12 +149,31 @@ class S3Door(HttpDoor):
         watch_shares(self._bounds, self._service, self._stores)
         await self._workers.run(None, self._make_buckets)
 
-    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None], peer: str = "") -> Connection:
+    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> Connection:
+        return self._connection_of(peer_address(stream), stream, known)
+
+    def _connection_of(self, peer: str, stream: trio.abc.Stream, known: Callable[[], None]) -> Connection:
         assert self._service is not None, "made before the first connection"
-        peer = peer or peer_address(stream)
         return Connection(
             self._service, stream, self._section.idle_s, self._complaints, known=known, peer=peer
         )
+
+    async def _serve_carried(self, connected: socket.socket, peer: str, received: bytes) -> bool:
+        """Serve one request of a connection of a reader, and close the socket."""
+        goes_on: list[bool] = []
+
+        async def serve(stream: trio.SocketStream, stranger: UnprovenClient) -> None:
+            async with stream:
+                connection = self._connection_of(peer, stream, stranger.identify)
+                goes_on.append(await connection.serve_carried(received))
+
+        with connected:
+            await self._wait_for_room()
+            if (stranger := self._enter(peer)) is not None:
+                connected.setblocking(False)
+                carried = trio.SocketStream(trio.socket.from_stdlib_socket(connected))
+                await self._serve_one(stranger, serve, carried)
+        return goes_on == [True]
 
     @property
     def links_of_reader(self) -> int:

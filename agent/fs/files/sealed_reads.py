@@ -7,8 +7,8 @@ no access time. What is out of the ordinary goes the long way: a hole, a block t
 
 import errno
 import time
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id
 from agent.fs.files.metadata_database import ROOT_LOCAL, Database
@@ -32,6 +32,24 @@ class BlockRange(NamedTuple):
     size: int
 
 
+class Blocks(Protocol):
+    """What a read asks of a `BlockStore`."""
+
+    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+        """See `BlockStore`."""
+
+
+def read_ranges(store: Blocks, ranges: Sequence[BlockRange], into: memoryview) -> Steps[bool]:
+    """Fill `into` from these, one behind the other. False where one is not there, or they end before. Raises
+    `StoreUnavailable`."""
+    done = 0
+    for block, capacity, start, size in ranges:
+        if not (yield from store.get(block, capacity, start, into[done : done + size])):
+            return False
+        done += size
+    return done == len(into)
+
+
 class SealedReads:
     """Safe from any thread."""
 
@@ -51,15 +69,10 @@ class SealedReads:
         ranges = self.ranges(name, offset, len(into))
         if ranges is None:
             return False
-        done = 0
-        for block, capacity, start, size in ranges:
-            try:
-                if not (yield from self._store.get(block, capacity, start, into[done : done + size])):
-                    return False
-            except StoreUnavailable as fault:
-                raise FsError(errno.EIO, f"block not read: {fault}") from fault
-            done += size
-        return True
+        try:
+            return (yield from read_ranges(self._store, ranges, into))
+        except StoreUnavailable as fault:
+            raise FsError(errno.EIO, f"block not read: {fault}") from fault
 
     def ranges(self, name: bytes, offset: int, length: int) -> list[BlockRange] | None:
         """Which blocks hold `length` bytes of a file of the root, one or more. None: go the long way."""

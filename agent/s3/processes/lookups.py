@@ -5,6 +5,7 @@ was put is found, what was removed is not. What is out of the ordinary is answer
 request comes here.
 """
 
+import contextlib
 import itertools
 import logging
 import socket
@@ -120,25 +121,24 @@ class Lookups:
                 if not ask.holds:
                     return Found(store.find(ask.bucket, ask.key))
                 found, pieces = store.find_and_hold(ask.bucket, ask.key)
-                is_not_there = (ask.tenant, found.id) in self._not_there
-                if not pieces and not is_not_there:
-                    pieces = store.hold(found)
+                if (ask.tenant, found.id) in self._not_there:
+                    store.release(pieces)
+                    return ELSEWHERE
+                pieces = pieces or store.hold(found)
             except S3Error as refused:
                 return Refused(refused.code, refused.message)
             except LostObject:
                 return ELSEWHERE
-            blocks = None
-            try:
-                if not is_not_there and len(pieces) <= BLOCKS_MAX:
-                    blocks = store.blocks(pieces)
-            finally:
-                if blocks is None or len(blocks) > BLOCKS_MAX:
-                    store.release(pieces)
-            if blocks is None or len(blocks) > BLOCKS_MAX:
+            with contextlib.ExitStack() as unless_found:
+                unless_found.callback(store.release, pieces)
+                blocks = store.blocks(pieces) if len(pieces) <= BLOCKS_MAX else None
                 if len(blocks or pieces) > BLOCKS_MAX:
                     # Not to look at each of them again for nothing.
                     self._note(ask.tenant, found.id)
-                return ELSEWHERE
+                    return ELSEWHERE
+                if blocks is None:
+                    return ELSEWHERE
+                unless_found.pop_all()
             hold = next(self._numbers)
             with asker.lock:
                 asker.held[hold] = store, pieces

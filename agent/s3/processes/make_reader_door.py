@@ -8,11 +8,12 @@ from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.fs.doors.door import MakeRunner
 from agent.fs.files.pool_store import PoolBlockStore
+from agent.fs.files.sealed_reads import Blocks
 from agent.pool.steps import IoChannel
 from agent.pool.volume.volume import Volume
 from agent.s3.credentials import AccessKey, read_credentials_file
 from agent.s3.processes.reader_door import ReaderDoor
-from agent.s3.processes.reader_objects import ANSWER_SECONDS, Blocks
+from agent.s3.processes.reader_objects import ANSWER_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from agent.config.s3_section import S3Section
 from agent.fs.doors.door import MakeRunner
 from agent.host_os.per_user_bounds import Bounds
 from agent.host_os.rate_limited_log import Complaints
-from agent.http.connection import HEAD_BYTES_MAX, AnsweredElsewhere, peer_address
+from agent.http.connection import HEAD_BYTES_MAX, RECEIVE_BYTES, AnsweredElsewhere, peer_address
 from agent.http.door import HttpDoor
 from agent.http.server_side import Request, ServerSide
 from agent.http.unauthenticated_clients import KNOWN
@@ -77,12 +77,10 @@ class ReaderDoor(HttpDoor):
         stores = {name: ReaderObjects(name, self._first, self._blocks_of) for name in tenants}
         self._service = ReaderService(self._section, self._keys, stores, self._workers, self.counters)
 
-    def _connection(
-        self, stream: trio.abc.Stream, known: Callable[[], None], peer: str = ""
-    ) -> "ReaderConnection":
+    def _connection(self, stream: trio.abc.Stream, known: Callable[[], None]) -> "ReaderConnection":
         return ReaderConnection(
             self._service, stream, self._section.idle_s, self._complaints, self._carrier, known,
-            peer or peer_address(stream),
+            peer_address(stream),
         )  # fmt: skip
 
     async def _tend(self) -> None:
@@ -156,7 +154,7 @@ class ReaderConnection(Connection):
     def _may_go_on(self) -> bool:
         return self._is_carried or super()._may_go_on()
 
-    async def _some(self, most: int = HEAD_BYTES_MAX) -> bytes:
+    async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
         data = await super()._some(most)
         self._received += data
         return data

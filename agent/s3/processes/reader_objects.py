@@ -5,12 +5,12 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from agent.fs.files.block_store import StoreUnavailable
-from agent.fs.files.sealed_reads import BlockRange
+from agent.fs.files.sealed_reads import BlockRange, Blocks, read_ranges
 from agent.http.connection import AnsweredElsewhere
-from agent.pool.steps import Runner, Steps
+from agent.pool.steps import Runner
 from agent.s3.errors import S3Error
 from agent.s3.index import StoredObject
 from agent.s3.processes.messages import (
@@ -33,13 +33,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 30.0
 """For the first process, which asks its disk; beyond it the link is left until it has answered."""
-
-
-class Blocks(Protocol):
-    """What is asked of a `BlockStore` here."""
-
-    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
-        """Fill `into`; see `BlockStore`."""
 
 
 BlocksOf: TypeAlias = Callable[[Mapping[int, str]], Blocks | None]
@@ -106,20 +99,14 @@ class FirstProcess:
             self._put_back(link)
 
     def _exchange(self, ask: Ask, *, is_answered: bool = True) -> Reply:
-        link = self._take()
+        link, is_sent = self._take(), False
         try:
-            try:
-                link.sendall(encode_ask(ask))
-            except TimeoutError:
-                self._put_back(link)  # nothing was sent
-                raise
-            try:
-                reply = _received(link) if is_answered else ELSEWHERE
-            except TimeoutError:
-                with self._lock:
-                    self._late.append(link)
-                raise
+            link.sendall(encode_ask(ask))
+            is_sent = True
+            reply = _received(link) if is_answered else ELSEWHERE
         except TimeoutError:
+            with self._lock:
+                (self._late if is_sent else self._free).append(link)
             raise AnsweredElsewhere("the first process does not answer for now") from None
         except (OSError, BadMessage) as broken:
             link.close()
@@ -196,8 +183,9 @@ class BlocksReading:
 
     def read(self, runner: Runner, offset: int, into: memoryview) -> None:
         """Raises AnsweredElsewhere where the first bytes cannot be had, and LostObject for later ones."""
+        ranges = ranges_within(self._ranges, offset, len(into))
         try:
-            is_read = runner.run(self._read(offset, into))
+            is_read = runner.run(read_ranges(self._blocks, ranges, into))
         except StoreUnavailable:
             is_read = False
         if not is_read:
@@ -205,14 +193,6 @@ class BlocksReading:
                 raise LostObject("its bytes cannot be had here")
             raise AnsweredElsewhere("its bytes cannot be had here")
         self._has_begun = True
-
-    def _read(self, offset: int, into: memoryview) -> Steps[bool]:
-        done = 0
-        for block, capacity, start, size in ranges_within(self._ranges, offset, len(into)):
-            if not (yield from self._blocks.get(block, capacity, start, into[done : done + size])):
-                return False
-            done += size
-        return done == len(into)
 
     def close(self, runner: Runner) -> None:
         if not self._is_closed:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent.fs.files.sealed_reads import Blocks
 from agent.s3.processes.reader_door import ReaderDoor
-from agent.s3.processes.reader_objects import Blocks
 from tests.support.engines.s3_served import KEY, OTHER_KEY, Served
 from tests.support.pool.inline_runner import inline_runner
 
