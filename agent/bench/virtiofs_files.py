@@ -10,7 +10,7 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.bench.virtio_driver.guest_memory import Room
@@ -119,8 +119,15 @@ class VirtiofsFiles(Files):
         return self.pwrite(descriptor, b"".join(parts), offset)
 
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
-        """Refused: values move at tickets, as `preadv` and `pwrite`."""
-        raise Refusal(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        """As fgetxattr(2), of a value of up to a transfer."""
+        node, _ = self._files[descriptor]
+        address = self._memory.address_of(into)
+        try:
+            if address is not None:
+                return self._client.getxattr_into(node, name, Room(address, into))
+            return self._by_loan(into, lambda part: self._client.getxattr_into(node, name, part))
+        except OSError as error:
+            raise _refusal(error) from None
 
     def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
         """Refused: a guest has no memory that the agent could map by a descriptor."""
@@ -128,17 +135,22 @@ class VirtiofsFiles(Files):
 
     def _read_by_loan(self, descriptor: int, into: memoryview, offset: int) -> int:
         node, handle = self._files[descriptor]
+        got = self._by_loan(into, lambda part: self._client.read_into(node, handle, offset, part))
+        if got < min(len(into), TRANSFER_BYTES) or got == len(into):
+            return got
+        return got + self.preadv(descriptor, into[got:], offset + got)
+
+    def _by_loan(self, into: memoryview, ask: Callable[[Room], int]) -> int:
+        """Have the device fill a transfer at the most of memory that it cannot reach; how many bytes came."""
         with self._may_borrow:
             room = self._borrow()
             try:
                 part = room.part(0, min(len(into), TRANSFER_BYTES))
-                got = self._client.read_into(node, handle, offset, part)
+                got = ask(part)
                 into[:got] = part.view[:got]
+                return got
             finally:
                 self._spare.append(room)
-        if got < part.size or got == len(into):
-            return got
-        return got + self.preadv(descriptor, into[got:], offset + got)
 
     def _write_by_loan(self, descriptor: int, data: memoryview, offset: int) -> int:
         node, handle = self._files[descriptor]

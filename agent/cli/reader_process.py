@@ -15,7 +15,7 @@ from agent.host_os.parent_death import die_with_parent
 from agent.host_os.private_memory import keep_memory_private
 from agent.pool.volume.set_versions import SetVersions
 from agent.service.reader import serve_reads
-from agent.service.reader_link import Lines, LinkBroken, decode_order
+from agent.service.reader_link import Lines, LinkBroken, Links, decode_order
 
 
 def main() -> int:
@@ -25,6 +25,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--slots", default="")
     parser.add_argument("--s3", default="")
+    parser.add_argument("--guests", default="")
     parser.add_argument("--log-level", type=int, default=logging.WARNING)
     given = parser.parse_args()
     die_with_parent()
@@ -40,15 +41,16 @@ def main() -> int:
     os.close(given.versions)
     with contextlib.ExitStack() as stack:
         link = stack.enter_context(socket.socket(fileno=given.link))
-        slots, s3 = (
+        slots, s3, guests = (
             [stack.enter_context(socket.socket(fileno=int(each))) for each in some.split(",") if each]
-            for some in (given.slots, given.s3)
+            for some in (given.slots, given.s3, given.guests)
         )
         lines = Lines()
         try:
             order = decode_order(_first(lines, link))
             hear = functools.partial(_until_closed, lines, link)
-            run_unwrapped(functools.partial(serve_reads, order, given.fuse, versions, link, slots, s3, hear))
+            links = Links(link, slots, s3, guests)
+            run_unwrapped(functools.partial(serve_reads, order, given.fuse, versions, links, hear))
         except LinkBroken:
             return 0
         except G35Error as error:

@@ -19,6 +19,7 @@ import fcntl
 import mmap
 import os
 import stat
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,8 @@ _STATFS_BYTES: Final = 256
 """More than any struct statfs; its first word is the type."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
+_kept: Final[weakref.WeakKeyDictionary[mmap.mmap, int]] = weakref.WeakKeyDictionary()
+"""The descriptors of memory that is passed on, by its mapping."""
 
 
 class ForeignMemoryRefused(Exception):
@@ -71,10 +74,13 @@ def checked_memory(descriptor: int, end: int, *, at_own_risk: bool = False) -> o
     return found
 
 
-def map_foreign_memory(descriptor: int, offset: int, size: int, *, at_own_risk: bool = False) -> memoryview:
+def map_foreign_memory(
+    descriptor: int, offset: int, size: int, *, at_own_risk: bool = False, is_shared: bool = False
+) -> memoryview:
     """`size` bytes of a file from `offset` on, shared and writable; the descriptor may be closed after it.
 
-    Raises ForeignMemoryRefused where it is not of the kind that may be mapped, or cannot be.
+    Raises ForeignMemoryRefused where it is not of the kind that may be mapped, or cannot be. `is_shared`: it
+    is to be passed on to other processes of ours, by `place_in_memory`.
     """
     if size < 1 or offset < 0:
         raise ForeignMemoryRefused("memory of no bytes")
@@ -83,9 +89,28 @@ def map_foreign_memory(descriptor: int, offset: int, size: int, *, at_own_risk: 
         checked_memory(descriptor, end, at_own_risk=at_own_risk)
         # From the start of the file: an offset would have to be a multiple of its page, which may be huge.
         mapped = mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        if is_shared:
+            kept = _kept[mapped] = os.dup(descriptor)
+            weakref.finalize(mapped, os.close, kept).atexit = False
     except (OSError, ValueError, OverflowError) as why:
         raise ForeignMemoryRefused(f"it cannot be mapped: {why}") from None
     return memoryview(mapped)[offset:end]
+
+
+def place_in_memory(view: memoryview) -> tuple[int, int]:
+    """The descriptor of mapped memory that `is_shared`, open as long as the mapping is there, and the byte of
+    its file at which `view` begins. Raises KeyError for any other memory."""
+    mapped = view.obj
+    if not isinstance(mapped, mmap.mmap):
+        raise KeyError("no memory that was mapped here")
+    start, at = (ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in (mapped, view))
+    return _kept[mapped], at - start
+
+
+def file_of(descriptor: int) -> tuple[int, int]:
+    """Which memory it is, among all that is open or mapped."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _has_ordinary_pages(descriptor: int) -> bool:

@@ -289,6 +289,13 @@ class Agent:
             if (s3 := self._s3_door()) is not None:
                 self.readers.serve_s3_with(s3)
                 services[S3_DOOR] = services[S3_DOOR]._replace(status=self._s3_status)
+            self.readers.serve_guests_with(
+                [
+                    cast("VirtioFsDoor", door)
+                    for name, door in self.doors.items()
+                    if name.startswith(GUEST_DOORS)
+                ]
+            )
             services["slots"] = Service(self.lender.start, self.lender.stop)
             services["readers"] = Service(self.readers.start, self.readers.stop, self.readers.status)
         return services
@@ -362,6 +369,7 @@ class Agent:
     def _traffic(self) -> dict[str, dict[str, int]]:
         """Of each door of a file system: bytes read, written, and copied once more than needed."""
         counts = {} if self.readers is None else self.readers.moved()
+        guests = {} if self.readers is None else self.readers.guest_counts()
         for name, door in self.doors.items():
             if isinstance(door, DevFuseDoor):
                 moved = door.session.traffic()
@@ -369,6 +377,9 @@ class Agent:
             elif name.startswith(GUEST_DOORS):
                 device = cast("VirtioFsDoor", door).device
                 moved, copied = device.session.traffic(), device.bytes_copied
+                by_readers = guests.get(name.removeprefix(GUEST_DOORS), {})
+                moved.bytes_read += by_readers.get("bytes_read", 0)
+                copied += by_readers.get("bytes_copied", 0)
             else:
                 continue
             counts[name] = {**asdict(moved), "bytes_copied": copied}

@@ -17,19 +17,21 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from agent.config.configuration import Configuration, VirtioFsSection
 from agent.errors import ConfigError
 from agent.fs.after_reply import AfterReply
-from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.control.face import CONTROL_ROOT, SESSION_INO, ControlFace
 from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.control.start_prestage import StartPrestage
 from agent.fs.doors.door import Door
 from agent.fs.doors.make_door import make_door
 from agent.fs.doors.mounting import MountOptions, clear_dead_mount, refuse_to_cover
 from agent.fs.doors.parked_requests import ParkedRequests
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
+from agent.fs.guest_sessions import GuestWords, shared_words
 from agent.fs.interface import EPOCH_BITS, FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError, RootFileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.shared.discards import Discards
@@ -47,7 +49,7 @@ from agent.pool.steps import Runner, settle
 from agent.pool.volume.volume import PoolVolume
 from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.long_waits import LongWaits
-from agent.service.queue_plan import QueuePlan
+from agent.service.queue_plan import QueuePlan, process_of
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
 
@@ -128,7 +130,9 @@ def make_doors(
         )
     for_guests = dataclasses.replace(shown, registered=None, readers=0)
     guests = {
-        f"{GUEST_DOORS}{number}": _guest_door(configuration, number, wish, ids, take_channel, for_guests)
+        f"{GUEST_DOORS}{number}": _guest_door(
+            configuration, number, wish, ids, take_channel, for_guests, 1 + shown.readers
+        )
         for number, (wish, ids) in enumerate(zip(configuration.virtiofs, queues.guests, strict=True))
     }
     if guests:
@@ -177,6 +181,7 @@ def _tree(
     sources: snapshot.Sources,
     files_root: int,
     epoch: int = 0,
+    words: GuestWords | None = None,
 ) -> RootFileSystem:
     """The tree of one door, owned by the agent's user. `own`: its key-value volumes. `files_root`: its node
     of /fs, or 0."""
@@ -208,6 +213,7 @@ def _tree(
         shown.registered,
         shown.bounds,
         readers=shown.readers,
+        words=words,
     )
     faces[b".g35"] = (CONTROL_ROOT, control)
     return RootFileSystem(faces, owner)
@@ -262,10 +268,13 @@ def _guest_door(
     ids: range,
     take_channel: Callable[[int], WorkerChannel],
     shown: Shown,
+    processes: int,
 ) -> VirtioFsDoor:
-    """`ids`: the I/O queue ids of its request queues. The guest's books lie in the state folder."""
+    """`ids`: the I/O queue ids of its request queues. The guest's books lie in the state folder. `processes`:
+    of the agent, between which its queues are divided."""
     from agent.fs.virtiofs.door import VirtioFsDoor
     from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
+    from agent.fs.virtiofs.processes.queue_places import GuestProcesses
 
     parts = f"{shown.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
     if wish.tenants:
@@ -273,26 +282,38 @@ def _guest_door(
     identity = hashlib.blake2b(parts, digest_size=IDENTITY_BYTES).digest()
     books = GuestBooks(configuration.agent.state / f"virtiofs-{number}.books", identity)
     waits = LongWaits(len(ids), configuration.agent.timing.read_deadline)
+    words_descriptor = shared_words() if processes > 1 else -1
+    words = GuestWords(words_descriptor) if processes > 1 else None
+    tree = guest_tree(shown, wish, take_channel(ids[0]), books.epoch, words)
+    shared = None
+    if words is not None:
+        face = cast(ControlFace, tree.face(SESSION_INO))
+        of_queue = [process_of(number, queue, processes) for queue in range(len(ids))]
+        shared = GuestProcesses(of_queue, words, words_descriptor, face.bindings, SESSION_INO)
     return VirtioFsDoor(
-        guest_tree(shown, wish, take_channel(ids[0]), books.epoch),
+        tree,
         wish.socket,
         len(ids),
         _workers_of_door(waits, ids, take_channel),
         sealed_memory=wish.sealed_memory,
         books=books,
         name=f"{GUEST_DOORS}{number}",
+        processes=shared,
     )
 
 
-def guest_tree(shown: Shown, wish: VirtioFsSection, runner: Runner, epoch: int = 0) -> RootFileSystem:
-    """What one guest sees. `runner` drives the making of its folder. Raises ConfigError."""
+def guest_tree(
+    shown: Shown, wish: VirtioFsSection, runner: Runner, epoch: int = 0, words: GuestWords | None = None
+) -> RootFileSystem:
+    """What one guest sees. `runner` drives the making of its folder. `words`: where readers serve some of its
+    queues. Raises ConfigError."""
     audience = Audience("virtiofs", wish.tenants, wish.volumes)
     audience.check(shown.members)
     own, root = audience.key_value(shown.served), 0
     if wish.subtree and shown.files is not None and audience.shows_files(shown.served):
         root = _folder_of(shown.files, wish.subtree, runner)
     sources = audience.sources(shown.sources, audience.in_status(shown.served), guest=True)
-    return _tree(shown, audience, own, sources, root, epoch)
+    return _tree(shown, audience, own, sources, root, epoch, words)
 
 
 def _folder_of(files: FilesFace, path: str, runner: Runner) -> int:

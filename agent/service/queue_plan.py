@@ -107,6 +107,25 @@ class QueuePlan:
         )
 
 
+def process_of(guest: int, queue: int, processes: int) -> int:
+    """The process of an agent that serves a request queue of a guest, all from 0; 0 is the first.
+
+    Guests begin at different ones, for a guest's kernel may use its first queue alone.
+    """
+    return (guest + queue) % processes
+
+
+def queues_at(configuration: Configuration, process: int) -> list[tuple[int, int]]:
+    """The guests and their request queues, each from 0, that a process serves; each queue has a thread."""
+    settings = configuration.agent
+    return [
+        (guest, queue)
+        for guest, wish in enumerate(configuration.virtiofs)
+        for queue in range(wish.queue_count(settings.worker_count))
+        if process_of(guest, queue, settings.process_count) == process
+    ]
+
+
 def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> int:
     """How many workers, `wanted` at most, have a queue on every connected enclosure, beside `extra` others.
 

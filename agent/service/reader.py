@@ -28,6 +28,7 @@ from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.control.start_prestage import prestage_nothing
 from agent.fs.doors import mounting
 from agent.fs.doors.dev_fuse import DevFuseDoor
 from agent.fs.fuse.session import FuseSession
@@ -50,16 +51,16 @@ from agent.pool.volume.volume import Volume, in_sets
 from agent.remote.channel import current_channel
 from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
-from agent.service.queue_plan import granted_workers
-from agent.service.reader_link import Order, Report, encode_report
+from agent.service.queue_plan import granted_workers, queues_at
+from agent.service.reader_link import Links, Order, Report, encode_report
 from agent.service.slot_links import BorrowedLinks, with_short_waits
 from agent.service.upkeep import Duties
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
-from host_shim.control_wire import Outcome
 
 if TYPE_CHECKING:
     from agent.s3.processes.reader_door import ReaderDoor
+    from agent.service.reader_guests import ReaderGuests
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +82,10 @@ async def serve_reads(
     order: Order,
     fuse: int,
     versions: SetVersions,
-    link: socket.socket,
-    slots: Sequence[socket.socket],
-    s3: Sequence[socket.socket],
+    links: Links,
     hear: Callable[[], None],
 ) -> None:
-    """Serve the mount behind the descriptor `fuse` until it is unmounted, or the other process closes `link`.
-    `slots`: to those who lend slots; `s3`: to the S3 door of the other process.
+    """Serve the mount behind the descriptor `fuse` until it is unmounted, or the other process is gone.
 
     `hear` waits for the latter.
     """
@@ -97,8 +95,9 @@ async def serve_reads(
     seal = map_seal(root, settings.state)
     wanted, others = (
         settings.worker_count,
-        OTHER_QUEUES + (configuration.s3.workers if order.s3_listen else 0),
-    )
+        OTHER_QUEUES + (configuration.s3.workers if order.s3_listen else 0)
+        + len(queues_at(configuration, order.number)),
+    )  # fmt: skip
     async with connected(configuration, wanted + others) as supervisor:
         fabric = supervisor.fabric
         workers = granted_workers(fabric, wanted, others)
@@ -120,10 +119,9 @@ async def serve_reads(
                 channels,
                 pool_map,
                 workers,
-                slots,
-                s3,
+                links,
             )
-            await trio.to_thread.run_sync(reader.start, fuse, link)
+            await trio.to_thread.run_sync(reader.start, fuse, links.link)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(keep_awake, settings.stay_awake, channels.work_done)
                 nursery.start_soon(_until, nursery, reader.door_ended)
@@ -155,12 +153,13 @@ class Reader:
         channels: ChannelPool,
         pool_map: PoolMap,
         workers: int,
-        slots: Sequence[socket.socket],
-        s3: Sequence[socket.socket],
+        links: Links,
     ) -> None:
         """To be made on a thread that may block. Raises G35Error."""
         settings = configuration.agent
         self._versions, self._channels, self._workers = versions, channels, workers
+        self._first_of_s3 = 1 + workers + OTHER_QUEUES
+        """The queue id."""
         self._agreed, self._folder = order.negotiated, Path(order.folder)
         history = MapHistory(settings.state, is_kept=False)
         history.refuse(pool_map)
@@ -176,11 +175,13 @@ class Reader:
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}
         elsewhere |= {each.volume for each in configuration.policies if each.prefill_tokens_per_s}
-        links = BorrowedLinks(
-            slots, fabric, settings.timing.write_deadline, max(1, workers // 2),
+        borrowed = BorrowedLinks(
+            links.slots, fabric, settings.timing.write_deadline, max(1, workers // 2),
             lends_single=settings.lends_single_slots, duty=lambda: current_channel().duty,
         )  # fmt: skip
-        served = [serve(volume, slots=links) for volume in volumes if volume.settings.name not in elsewhere]
+        served = [
+            serve(volume, slots=borrowed) for volume in volumes if volume.settings.name not in elsewhere
+        ]
         own = Audience("agent", settings.tenants).key_value(served)
         registered = RegisteredMemory(settings.registered_memory)
         self._session = FuseSession(self._tree(order.number, own, registered))
@@ -189,7 +190,9 @@ class Reader:
             lambda number: self._channels.take(1 + number), settings.timing.read_deadline, self._roster
         )
         self._door: DevFuseDoor | None = None
-        self._s3 = self._s3_door(order, configuration, volumes, s3) if order.s3_listen else None
+        self._s3 = self._s3_door(order, configuration, volumes, links.s3) if order.s3_listen else None
+        first_of_guests = self._first_of_s3 + (configuration.s3.workers if order.s3_listen else 0)
+        self._guests = self._reads_of_guests(order, configuration, links, served, first_of_guests)
         self._stopping = threading.Event()
         self._followed_at = time.monotonic()
 
@@ -208,6 +211,8 @@ class Reader:
                 log.error("this process of the agent serves no S3: %s (%s)", error, error.advice)
                 self._s3 = None
         garbage.search_seldom()
+        if self._guests is not None:
+            self._guests.start()
         self._report(link)
         for name, work in (("map", self._follow), ("reports", lambda: self._tell(link))):
             threading.Thread(target=work, name=name, daemon=True).start()
@@ -243,10 +248,11 @@ class Reader:
         tallies = {name: total(each[name] for each in readings if name in each) for name in names}
         uses, moved = self._uses.hand_over(), self._session.traffic().bytes_read
         s3 = {} if self._s3 is None else self._s3.counters.snapshot()
+        guests = {} if self._guests is None else self._guests.moved()
         try:
             for start in range(0, max(1, len(uses)), USES_AT_ONCE):
                 part = uses[start : start + USES_AT_ONCE]
-                link.sendall(encode_report(Report(tallies, part, moved, is_ready=True, s3=s3)))
+                link.sendall(encode_report(Report(tallies, part, moved, is_ready=True, s3=s3, guests=guests)))
         except OSError:
             self._stopping.set()
 
@@ -268,7 +274,7 @@ class Reader:
             first_handle=first_handle,
         )  # fmt: skip
         control = ControlFace(
-            own, current_channel, stats, _no_prestage, None, owner, memory=registered, bounds=bounds,
+            own, current_channel, stats, prestage_nothing, None, owner, memory=registered, bounds=bounds,
             may_read=self._may_read, first_handle=first_handle,
         )  # fmt: skip
         return RootFileSystem({b"kv": (KV_ROOT, kv), b".g35": (CONTROL_ROOT, control)}, owner)
@@ -283,11 +289,27 @@ class Reader:
         from agent.s3.processes.make_reader_door import make_reader_door  # with h11, for who has the door
 
         erased = {each.name for each in self._watch.pool_map.tenants if each.is_erased}
-        first_queue = 1 + self._workers + OTHER_QUEUES
         return make_reader_door(
             configuration, order.s3_listen, order.processes, sockets, volumes, self._may_read, erased,
-            current_channel, lambda number: self._channels.take(first_queue + number),
+            current_channel, lambda number: self._channels.take(self._first_of_s3 + number),
         )  # fmt: skip
+
+    def _reads_of_guests(
+        self,
+        order: Order,
+        configuration: Configuration,
+        links: Links,
+        served: Sequence[ServedVolume],
+        first_queue: int,
+    ) -> "ReaderGuests | None":
+        if not configuration.virtiofs:
+            return None
+        from agent.service.reader_guests import ReaderGuests  # with virtio-fs, for who has guests
+
+        take = with_short_waits(
+            lambda number: self._channels.take(first_queue + number), configuration.agent.timing.read_deadline
+        )
+        return ReaderGuests(configuration, order.number, links, served, self._may_read, take)
 
     def _may_read(self, volume: ServedVolume | Volume) -> bool:
         """Whether gets of the volume are served here now."""
@@ -300,7 +322,3 @@ class Reader:
             tenants = frozenset(bytes.fromhex(each.tenant_id) for each in pool_map.tenants if each.bandwidth)
             self._rated = (pool_map.version, tenants)
         return volume.settings.tenant not in tenants
-
-
-def _no_prestage(volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome:
-    return Outcome.REFUSED

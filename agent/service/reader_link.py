@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agent.fs.fuse.abi import InitFlag
 from agent.fs.fuse.session import Negotiated
@@ -20,6 +20,19 @@ _CHUNK_BYTES: Final = 64 << 10
 _BY_CAUSE: Final = ("misses", "prefix_holes")
 Counts = dict[str, Tally]
 """By volume; those of the fabric under the empty name."""
+
+
+class Links(NamedTuple):
+    """A reader's ends of its sockets to the first process."""
+
+    link: socket.socket
+    """For the order, and for reports."""
+    slots: Sequence[socket.socket]
+    """To those who lend slots."""
+    s3: Sequence[socket.socket]
+    """To the S3 door."""
+    guests: Sequence[socket.socket]
+    """To the doors of guests, in their order."""
 
 
 class LinkBroken(Exception):
@@ -42,13 +55,14 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Report:
     """`tallies`: since the child began. `uses`: since its last report. `moved`: bytes that its mount has
-    answered with. `s3`: the counters of its S3 door, since it began."""
+    answered with. `s3`: the counters of its S3 door, `guests` of each guest, by its number."""
 
     tallies: Counts = field(default_factory=dict)
     uses: Sequence[Use] = ()
     moved: int = 0
     is_ready: bool = False
     s3: Mapping[str, Any] = field(default_factory=dict)
+    guests: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def encode_order(order: Order) -> bytes:
@@ -86,6 +100,7 @@ def encode_report(report: Report) -> bytes:
             "tallies": {volume: _as_dict(tally) for volume, tally in report.tallies.items()},
             "uses": [list(use) for use in report.uses],
             "s3": dict(report.s3),
+            "guests": {number: dict(moved) for number, moved in report.guests.items()},
         }
     )
 
@@ -100,6 +115,7 @@ def decode_report(line: bytes) -> Report:
             int(found["moved"]),
             bool(found["ready"]),
             dict(found["s3"]),
+            {str(number): dict(moved) for number, moved in found["guests"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise LinkBroken(f"no report: {wrong}") from None

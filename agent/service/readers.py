@@ -67,6 +67,13 @@ class S3ForReaders(Protocol):
         """A new process of a reader has the other ends."""
 
 
+class GuestForReaders(Protocol):
+    """The door of a guest, as the readers need it (agent/fs/virtiofs/door.py)."""
+
+    def serve_reader(self, number: int, link: socket.socket) -> None:
+        """A new process of this reader has the other end."""
+
+
 class ReaderState(enum.Enum):
     STARTING = "starting"
     SERVING = "serving"
@@ -118,6 +125,8 @@ class _Told(NamedTuple):
     moved_now: int = 0
     s3_earlier: Mapping[str, Any] = MappingProxyType({})
     s3_now: Mapping[str, Any] = MappingProxyType({})
+    guests_earlier: Mapping[str, Any] = MappingProxyType({})
+    guests_now: Mapping[str, Any] = MappingProxyType({})
 
     def counts(self) -> Counts:
         names = {*self.earlier, *self.now}
@@ -150,7 +159,9 @@ class _Reader:
         self.state = state
 
     def count(self, report: Report) -> None:
-        self.told = self.told._replace(now=report.tallies, moved_now=report.moved, s3_now=report.s3)
+        self.told = self.told._replace(
+            now=report.tallies, moved_now=report.moved, s3_now=report.s3, guests_now=report.guests
+        )
 
     def take(self, report: Report, now: float) -> None:
         self.count(report)
@@ -164,8 +175,9 @@ class _Reader:
         # Connections are those that there are: none of it.
         s3 = {name: value for name, value in told.s3_now.items() if name != "connections"}
         self.told = _Told(
-            told.counts(), {}, told.moved_earlier + told.moved_now, 0, summed([told.s3_earlier, s3])
-        )
+            told.counts(), {}, told.moved_earlier + told.moved_now, 0, summed([told.s3_earlier, s3]),
+            guests_earlier=summed([told.guests_earlier, told.guests_now]),
+        )  # fmt: skip
         self.lines = Lines()
         if self.link is not None:
             self.link.close()
@@ -190,6 +202,7 @@ class Readers(OwnThread):
         self._selector = selectors.DefaultSelector()
         self._lender: SlotLender | None = None
         self._s3: S3ForReaders | None = None
+        self._guests: Sequence[GuestForReaders] = ()
 
     def lend_by(self, lender: SlotLender) -> None:
         """Have slots lent to the readers; before they start."""
@@ -199,6 +212,16 @@ class Readers(OwnThread):
         """Have the readers serve reads of objects, at the addresses of this door; before they start, and when
         the door is open."""
         self._s3 = door
+
+    def serve_guests_with(self, doors: Sequence[GuestForReaders]) -> None:
+        """Have the readers serve queues of guests: all of them, in their order. Before they start."""
+        self._guests = doors
+
+    def guest_counts(self) -> dict[str, Mapping[str, int]]:
+        """What all readers have moved for guests, as of a door, by the number of the device."""
+        return summed(
+            each for reader in self._readers for each in (reader.told.guests_earlier, reader.told.guests_now)
+        )
 
     def s3_counts(self) -> dict[str, Any]:
         """What the S3 doors of all readers have counted, as `DoorCounters.snapshot` has it."""
@@ -314,10 +337,11 @@ class Readers(OwnThread):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lending, borrowing = link_pairs(links_of(self._configuration))
         answering, asking = link_pairs(0 if self._s3 is None else self._s3.links_of_reader)
+        giving, taking = link_pairs(len(self._guests))
         with contextlib.ExitStack() as theirs_all:
-            for each in (theirs, *borrowing, *asking):
+            for each in (theirs, *borrowing, *asking, *taking):
                 theirs_all.enter_context(each)
-            slots, s3 = ([each.fileno() for each in some] for some in (borrowing, asking))
+            slots, s3, guests = ([each.fileno() for each in some] for some in (borrowing, asking, taking))
             given = {
                 "link": theirs.fileno(),
                 "fuse": reader.stand_in.descriptor,
@@ -326,17 +350,18 @@ class Readers(OwnThread):
                 "log-level": logging.getLogger().getEffectiveLevel(),
             }
             arguments = [f"--{name}={value}" for name, value in given.items()]
-            arguments += [f"--slots={','.join(map(str, slots))}", f"--s3={','.join(map(str, s3))}"]
+            lists = {"slots": slots, "s3": s3, "guests": guests}
+            arguments += [f"--{name}={','.join(map(str, some))}" for name, some in lists.items()]
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "agent.cli.reader_process", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[given["link"], given["fuse"], given["versions"], *slots, *s3],
+                    pass_fds=[given["link"], given["fuse"], given["versions"], *slots, *s3, *guests],
                 )
             except OSError as error:
                 log.error("process %d of this agent cannot be started: %s", reader.number, error)
-                for each in (ours, *lending, *answering):
+                for each in (ours, *lending, *answering, *giving):
                     each.close()
                 reader.again_at = now + AGAIN_SECONDS[1]
                 return
@@ -345,6 +370,8 @@ class Readers(OwnThread):
             self._lender.begin(reader.number, lending, reader.borrower)
         if self._s3 is not None:
             self._s3.serve_reader(answering[:-1], answering[-1])
+        for door, link in zip(self._guests, giving, strict=True):
+            door.serve_reader(reader.number, link)
         reader.since, reader.silence = now, Silence(process.pid, now)
         reader.starts += 1
         reader.become(ReaderState.STARTING)

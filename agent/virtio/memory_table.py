@@ -56,6 +56,11 @@ class MemoryTable:
             for each in ordered
         ]
 
+    @property
+    def regions(self) -> list[MappedRegion]:
+        """By their guest addresses."""
+        return self._regions
+
     def runs(self, address: int, length: int) -> list[memoryview]:
         """`length` bytes at a guest address; several views where they cross from one region to the next."""
         found: list[memoryview] = []

@@ -20,6 +20,8 @@ RECEIVING = {"recvmsg", "recvmsg_into", "recv_fds", "pidfd_getfd", "SCM_RIGHTS",
 RECEIVES_OTHERWISE = {
     "agent/fs/doors/mounting.py": "the descriptor of /dev/fuse that fusermount3, which we started, sends us",
     "agent/s3/processes/carrying.py": "a connection that another process of the agent has accepted",
+    "agent/fs/virtiofs/processes/reader_queues.py": "a guest's queue, as the first process of the agent "
+    "has found it to be of memory and events",
     "agent/bench/virtio_driver/connection.py": "a front-end of ours before the agent that it drives",
     "emulator/lab/vhost_messages.py": "the relay before a QEMU that we started: it keeps what belongs to "
     "that guest alone, hands it to the agent, and ends with that guest",
@@ -29,6 +31,7 @@ RECEIVES_OTHERWISE = {
 }
 MAPS_OTHERWISE = {
     "agent/fs/virtiofs/guest_books.py": "a file that the agent has made in its state folder",
+    "agent/fs/guest_sessions.py": "a memfd that the agent has made itself, for its own processes",
     "agent/bench/virtio_driver/guest_memory.py": "memfds that the driver has made itself",
     "agent/pool/volume/set_versions.py": "a memfd that the agent has made itself, for its own processes",
     "emulator/lab/device_setup.py": "memory of the guest that this relay serves, and with which it ends",

@@ -117,7 +117,7 @@ class FuseClient:
         self._uniques = itertools.count(2, 2)
         self._desks: list[_Desk] = []
         self._desks_made = itertools.count(1)
-        self._laid: dict[tuple[int, int], Laid] = {}
+        self._laid: dict[tuple[int, int, int], Laid] = {}
 
     # Requests about names and files.
 
@@ -185,19 +185,36 @@ class FuseClient:
         arguments = _WRITE_ARGUMENTS + data.size
         return self._submit(desk, Opcode.WRITE, node, arguments, 4 + data.count, room, queue)
 
+    def getxattr_into(self, node: int, name: bytes, into: Room) -> int:
+        """GETXATTR into guest memory, which is one run of it, as Linux has it; how many bytes came."""
+        data = self._laid_in_steps(into, into.size)
+        desk, table = self._desk_for(data, Opcode.GETXATTR)
+        head = wire.GETXATTR_IN.pack(data.size, 0)
+        arguments = b"%b%b\0" % (head, name)
+        desk.view[_ARGUMENTS_AT : _ARGUMENTS_AT + len(arguments)] = arguments
+        self._lay_request(desk, len(arguments))  # names differ in length
+        if table:
+            _descriptor(table, 32, desk.address + _REPLY_AT, wire.OUT_HEADER_BYTES, _NEXT | _WRITE, 3)
+            table[48 : 48 + len(data.writable)] = data.writable
+            desk.laid = (Opcode.GETXATTR, data)
+        room = wire.OUT_HEADER_BYTES + data.size
+        return self._submit(desk, Opcode.GETXATTR, node, len(arguments), 3 + data.count, room, None).finish()
+
     def laid(self, data: Data) -> Laid:
         """The descriptors of a buffer; kept for a run, made anew for scattered rooms."""
         if not isinstance(data, Room):
             rooms = [page for room in data for page in pages_of(room)] if self._pages else data
             spans = np.array([(room.address, room.size) for room in rooms], np.uint64).reshape(-1, 2)
             return _lay(spans[:, 0], spans[:, 1])
-        key = (data.address, data.size)
+        return self._laid_in_steps(data, PAGE_BYTES if self._pages else data.size)
+
+    def _laid_in_steps(self, data: Room, step: int) -> Laid:
+        key = (data.address, data.size, step)
         found = self._laid.get(key)
         if found is None:
             if len(self._laid) >= LAYOUTS_MAX:
                 self._laid.clear()
-            found = lay_run(data.address, data.size, PAGE_BYTES if self._pages else data.size)
-            self._laid[key] = found
+            found = self._laid[key] = lay_run(data.address, data.size, step)
         return found
 
     # Inner matters.

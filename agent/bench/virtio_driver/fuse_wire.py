@@ -24,6 +24,7 @@ OPEN_IN: Final = struct.Struct("<II")
 READ_IN: Final = struct.Struct("<QQIIQII")
 WRITE_IN: Final = struct.Struct("<QQIIQII")
 RELEASE_IN: Final = struct.Struct("<QIIQ")
+GETXATTR_IN: Final = struct.Struct("<II")
 OPEN_OUT: Final = struct.Struct("<QII")
 WRITE_OUT: Final = struct.Struct("<II")
 ATTRIBUTES: Final = struct.Struct("<QQQqqqIIIIIIIIII")
@@ -54,6 +55,7 @@ class Opcode(enum.IntEnum):
     WRITE = 16
     RELEASE = 18
     FSYNC = 20
+    GETXATTR = 22
     FLUSH = 25
     INIT = 26
     OPENDIR = 27

@@ -11,11 +11,14 @@ import json
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.control.reports import count_reports
 from agent.fs.control.session import Ahead, ControlSession, Ticket, outcome_of
+from agent.fs.control.start_prestage import StartPrestage
 from agent.fs.control.transfers import ELSEWHERE, Transfers
+from agent.fs.guest_sessions import Binding, GuestWords
 from agent.fs.interface import (
     FACE_CONTROL,
     FACE_SHIFT,
@@ -35,7 +38,6 @@ from agent.fs.interface import (
 )
 from agent.host_os.per_user_bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.access import ServedVolume
-from agent.pool.counters import MissCause, Tally
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX
 from agent.pool.prestage.readahead import INACTIVE, Readahead
@@ -55,14 +57,13 @@ from host_shim.control_wire import (
     Operation,
     Outcome,
     Request,
-    decode_report_untrusted,
     decode_request_untrusted,
     decode_value_xattr_untrusted,
     ticket_at,
 )
 
 CONTROL_ROOT: Final = FACE_CONTROL << FACE_SHIFT | 1
-_SESSION_INO: Final = CONTROL_ROOT + 1
+SESSION_INO: Final = CONTROL_ROOT + 1
 _STATUS_INO: Final = CONTROL_ROOT + 2
 _FOLDERS_FROM: Final = CONTROL_ROOT + 16
 _READS: Final = frozenset({Operation.GET, Operation.EXISTS})
@@ -92,12 +93,6 @@ STATUS_FILE_BYTES: Final = 64 << 10
 """The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
 
 
-class StartPrestage(Protocol):
-    """Sets out to bring a key into memory. `milliseconds`: of no use any more after that; 0: no such end."""
-
-    def __call__(self, volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
-
-
 class ControlFace(FileSystem):
     """`/.g35`. Safe from any thread; one session may be used by several at once."""
 
@@ -115,18 +110,21 @@ class ControlFace(FileSystem):
         may_read: Callable[[ServedVolume], bool] | None = None,
         first_handle: int = 1,
         readers: int = 0,
+        words: GuestWords | None = None,
     ) -> None:
         """`memory`: where those who use the face are processes of this machine, what they may register.
 
         `may_read`: where this process of the agent serves gets alone, whether it may serve those of a volume
         now; all else is EREMOTE. Handles begin with `first_handle`. `readers`: such processes of the agent,
-        for each of which there is a folder to mount it at.
+        for each of which there is a folder to mount it at. `words`: of a guest, some of whose queues they
+        serve.
         """
         self._may_read = may_read
         self._folders = {
             f"{PROCESS_FOLDER}{number}".encode(): _FOLDERS_FROM + number for number in range(1, readers + 1)
         }
         self._continuer = continuer
+        self._words, self._serials = words, itertools.count(1)
         self._volumes = {volume.settings.name: volume for volume in volumes}
         self._channel = channel
         self._stats = stats
@@ -152,7 +150,7 @@ class ControlFace(FileSystem):
         if parent != CONTROL_ROOT:
             raise FsError(errno.ENOTDIR)
         if name == b"session":
-            return Entry(self._attributes(_SESSION_INO), 60.0, 60.0)
+            return Entry(self._attributes(SESSION_INO), 60.0, 60.0)
         if name == b"status.json":
             return Entry(self._attributes(_STATUS_INO), 60.0, 0.0)
         if name in self._folders:
@@ -165,7 +163,7 @@ class ControlFace(FileSystem):
     def setattr(
         self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
     ) -> Settled[Attributes]:
-        if ino != _SESSION_INO or changes.mode is not None or changes.uid is not None:
+        if ino != SESSION_INO or changes.mode is not None or changes.uid is not None:
             raise FsError(errno.EPERM)
         # An O_TRUNC on the way to a session means nothing here and harms nothing.
         return self._attributes(ino)
@@ -174,7 +172,7 @@ class ControlFace(FileSystem):
         uid, gid = self._owner
         if ino == CONTROL_ROOT or ino in self._folders.values():
             return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2, uid=uid, gid=gid)
-        if ino == _SESSION_INO:
+        if ino == SESSION_INO:
             return Attributes(ino, stat.S_IFREG | 0o600, SESSION_FILE_BYTES, uid=uid, gid=gid)
         if ino == _STATUS_INO:
             return Attributes(ino, stat.S_IFREG | 0o444, STATUS_FILE_BYTES, uid=uid, gid=gid)
@@ -195,22 +193,22 @@ class ControlFace(FileSystem):
         rows = [(b".", ino, stat.S_IFDIR), (b"..", ROOT_INODE, stat.S_IFDIR)]
         if ino == CONTROL_ROOT:
             rows += [
-                (b"session", _SESSION_INO, stat.S_IFREG),
+                (b"session", SESSION_INO, stat.S_IFREG),
                 (b"status.json", _STATUS_INO, stat.S_IFREG),
                 *((name, folder, stat.S_IFDIR) for name, folder in self._folders.items()),
             ]
         return [DirectoryEntry(name, ino, mode, at) for at, (name, ino, mode) in enumerate(rows, 1)][cookie:]
 
     def open(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
-        if ino not in (_SESSION_INO, _STATUS_INO):
+        if ino not in (SESSION_INO, _STATUS_INO):
             raise FsError(errno.EISDIR)
-        bound = self._open_sessions if ino == _SESSION_INO else self._open_status
+        bound = self._open_sessions if ino == SESSION_INO else self._open_status
         if not bound.take(caller.holder):
             raise FsError(errno.ENFILE)
         handle = next(self._handles)
         try:
-            if ino == _SESSION_INO:
-                self._sessions[handle] = ControlSession(caller.holder)
+            if ino == SESSION_INO:
+                self._sessions[handle] = ControlSession(caller.holder, handle)
             else:
                 self._status_files[handle] = (self._status(), caller.holder)
         except BaseException:
@@ -228,6 +226,7 @@ class ControlFace(FileSystem):
             return
         self._open_sessions.give_back(session.holder)
         tickets = session.close()
+        self._changed(session)
         self._tickets.give_back(session.holder, len(tickets))
         self._answer_bytes.give_back(session.holder, session.answer_bytes)
         for region in session.regions.values():
@@ -247,6 +246,8 @@ class ControlFace(FileSystem):
         number, within = ticket_at(offset)
         if number < 0:
             return self._read_answer(session, within, into)
+        if within and self._words is not None and session.has_ended(number, within, self._words):
+            return 0
         reading = session.reading_at(number, self._prestage, self._continuer)
         return self._get(reading, within, into)
 
@@ -303,7 +304,7 @@ class ControlFace(FileSystem):
     def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Settled[Xattr]:
         """A value by its name on the session's file. The kernel asks whether the caller may read that one."""
         # What followed what is learned of a session's gets, and this is of no session.
-        if ino != _SESSION_INO or self._continuer.active:
+        if ino != SESSION_INO or self._continuer.active:
             raise FsError(errno.EOPNOTSUPP)
         try:
             volume_name, key = decode_value_xattr_untrusted(name)
@@ -373,8 +374,7 @@ class ControlFace(FileSystem):
             return json.dumps(self._stats()).encode()
         if operation is Operation.OUTCOME:
             numbers = range(request.first_ticket, request.first_ticket + len(request.keys))
-            tickets = [session.tickets.get(number) for number in numbers]
-            return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
+            return bytes(self._outcome(session.tickets.get(number)) for number in numbers)
         if self._may_read is not None and operation not in _READS:
             raise FsError(errno.EREMOTE, ELSEWHERE)
         volume = self._volume(request.volume)
@@ -391,9 +391,12 @@ class ControlFace(FileSystem):
                 self._continuer.chain(volume.in_sets, request.keys[:there])
             return bytes(Outcome.HIT if cause is None else Outcome(cause.value) for cause in causes)
         if operation is Operation.PRESTAGE:
+            if self._words is not None:
+                for key in request.keys:
+                    self._words.mark(key)
             return bytes(self._start_prestage(volume, key, request.ttl_seconds) for key in request.keys)
         if operation is Operation.REPORT:
-            _count_reports(channel.tally(volume.settings.name), request.keys)
+            count_reports(channel.tally(volume.settings.name), request.keys)
             return b""
         outcomes = bytearray()
         channel.gives_way()
@@ -417,6 +420,10 @@ class ControlFace(FileSystem):
             for key, length in zip(request.keys, lengths, strict=True)
         ]
 
+        if self._words is not None:
+            for ticket in tickets:
+                ticket.serial = next(self._serials)
+
         def bind() -> list[Ticket] | None:
             return session.bind(
                 request.first_ticket,
@@ -434,9 +441,28 @@ class ControlFace(FileSystem):
             replaced = bind()
         if replaced is None:
             raise FsError(errno.EAGAIN, "too many keys are bound to tickets of all sessions")
+        self._changed(session)
         for ticket in replaced:
             ticket.drop()
         return b""
+
+    def _changed(self, session: ControlSession) -> None:
+        """Its tickets are others now: what other processes remember of them is old."""
+        if self._words is not None:
+            self._words.raise_version(session.handle)
+
+    def bindings(self, handle: int) -> list[Binding]:
+        """What another process of the agent may read of the session that is open under the handle."""
+        session = self._sessions.get(handle)
+        return [] if session is None else session.bindings()
+
+    def _outcome(self, ticket: Ticket | None) -> int:
+        if ticket is None:
+            return Outcome.UNKNOWN
+        outcome = ticket.outcome()
+        if outcome is Outcome.UNKNOWN and self._words is not None:
+            return self._words.outcome_of(ticket.serial, Outcome.UNKNOWN)
+        return outcome
 
     def _idle_tickets(self, holder: Holder) -> list[Ticket]:
         """Of the holder's sessions that have bound none for TICKETS_IDLE_SECONDS, which lose them."""
@@ -445,6 +471,7 @@ class ControlFace(FileSystem):
         for session in list(self._sessions.values()):
             if session.holder == holder:
                 taken = session.take_back(before)
+                self._changed(session)
                 self._tickets.give_back(holder, len(taken))
                 found += taken
         return found
@@ -471,28 +498,3 @@ class ControlFace(FileSystem):
         except PutRefused as refused:
             return outcome_of(refused)
         return Outcome.HIT if there else Outcome.NEVER_STORED
-
-
-def _count_reports(tally: Tally, keys: Sequence[bytes]) -> None:
-    """Add what connectors say of their requests. Raises FsError; then nothing was added."""
-    try:
-        if len(keys) % 2:
-            raise MalformedControl("a report takes the place of two keys")
-        reports = [decode_report_untrusted(keys[at] + keys[at + 1]) for at in range(0, len(keys), 2)]
-    except MalformedControl as malformed:
-        raise FsError(errno.EINVAL, str(malformed)) from None
-    for report in reports:
-        tally.prefix_requests += 1
-        tally.prefix_asked += report.asked
-        tally.prefix_found += report.found
-        tally.prefix_usable += report.usable
-        tally.prefix_stored += report.stored
-        tally.prefix_loaded += report.loaded
-        tally.prefix_load_ms += report.load_ms
-        saved = report.saved_ms or 0
-        tally.prefix_saved_ms += max(0, saved)
-        tally.prefix_cost_ms += max(0, -saved)
-        if report.cause is Outcome.UNKNOWN:
-            tally.prefix_holes_unknown += 1
-        elif report.cause is not Outcome.HIT:
-            tally.prefix_holes[MissCause(report.cause.value)] += 1

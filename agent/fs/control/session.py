@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.control.registered_memory import Region
+from agent.fs.guest_sessions import Binding, GuestWords
 from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
 from agent.host_os.per_user_bounds import Holder
@@ -69,7 +70,9 @@ class Ahead:
 class Ticket:
     """A bound key: a value being read, or one being written."""
 
-    __slots__ = ("ahead", "key", "length", "lock", "reading", "refused", "ttl_seconds", "volume", "writing")
+    __slots__ = (
+        "ahead", "key", "length", "lock", "reading", "refused", "serial", "ttl_seconds", "volume", "writing",
+    )  # fmt: skip
 
     def __init__(
         self, volume: ServedVolume, key: bytes, ahead: Ahead | None, length: int = 0, ttl_seconds: int = 0
@@ -85,6 +88,8 @@ class Ticket:
         self.reading: Reader | None = None
         self.refused: Outcome | None = None
         self.ahead = ahead
+        self.serial = 0
+        """Where other processes of the agent may read it for a guest: that of its `Binding`."""
         self.lock = threading.Lock()
 
     def to_read(self, prestage: PrestageCache | None) -> Reader:
@@ -147,6 +152,7 @@ class Ticket:
 class ControlSession:
     holder: Holder
     """Who opened it."""
+    handle: int = 0
     answer_bytes: int = 0
     """The bytes of answers that wait, and of answers that are being made."""
     answers: deque[bytes] = field(default_factory=deque)
@@ -210,6 +216,21 @@ class ControlSession:
         if ticket.ahead is not None:
             ticket.ahead.read(continuer, ticket.volume)
         return reading
+
+    def bindings(self) -> list[Binding]:
+        """Tickets to be read of which this process has read nothing, where others may read them."""
+        with self.binding:
+            return [
+                Binding(number, ticket.serial, ticket.volume.settings.name, ticket.key)
+                for number, ticket in self.tickets.items()
+                if ticket.serial and not ticket.length and ticket.reading is None and ticket.ahead is None
+            ]
+
+    def has_ended(self, number: int, within: int, words: GuestWords) -> bool:
+        """Whether another process has served a ticket's whole value, and it ends before this byte. What is
+        stored under its key by now may be longer, and is no part of what was served."""
+        ticket = self.tickets.get(number)
+        return ticket is not None and ticket.reading is None and 0 < words.length_of(ticket.serial) <= within
 
     def ticket_to_write(self, number: int) -> Ticket:
         """Raises FsError where nothing is bound to it; `Ticket.put` does where that is not to be written."""

@@ -7,29 +7,28 @@ the front-end is gone and cannot come back.
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
-from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession
+from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession, Negotiated
+from agent.fs.guest_sessions import Binding
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
 from agent.fs.virtiofs import front_end_descriptors
-from agent.fs.virtiofs.back_end import PeerError, QueueSetup
-from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
+from agent.fs.virtiofs.back_end import QueueSetup
+from agent.fs.virtiofs.device_queue import Chain
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
-from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
+from agent.fs.virtiofs.processes.queue_places import HIGH_PRIORITY, GuestProcesses, QueuePlaces, Queues
+from agent.fs.virtiofs.queue_worker import Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.fs.virtiofs.request_service import RequestService, is_given_back
 from agent.host_os.foreign_descriptors import close_descriptor
 from agent.host_os.rate_limited_log import Complaints
 from agent.pool.steps import NoRunner, Runner
 from agent.virtio.memory_table import MemoryTable
-from agent.virtio.vhost_user import Feature
 
 log = logging.getLogger(__name__)
 
-HIGH_PRIORITY = 0
-"""The queue for FORGET and INTERRUPT; requests have the others."""
 _FORGETS = frozenset({Opcode.FORGET.value, Opcode.BATCH_FORGET.value})
 
 
@@ -51,30 +50,35 @@ class Device:
         sealed_memory: bool = True,
         transfer_bytes: int = TRANSFER_BYTES,
         books: GuestBooks | None = None,
+        processes: GuestProcesses | None = None,
     ) -> None:
-        """`books`: what the guest held when an earlier process ended; with INIT in them it goes on."""
+        """`books`: what the guest held when an earlier process ended; with INIT in them it goes on.
+        `processes`: where others of the agent serve queues, too."""
         self.name = name
         self.queue_count = 1 + request_queues
         self.books = books or GuestBooks()
         self.view = GuestView(tree, self.books, name)
         self.complaints = Complaints(log)
+        self._processes = processes
         self.session = FuseSession(
             self.view,
             transfer_bytes=transfer_bytes,
             complaints=self.complaints,
             wanted=WANTED_BY_GUESTS,
-            begins_anew=self.view.give_everything_back,
-            agreed=self.books.agreed,
+            begins_anew=self._begins_anew,
+            agreed=self._agreed,
         )
         if self.books.negotiated is not None:
             self.session.resume(self.books.negotiated)
+            self._say_live(True)
         self._make_runner = make_runner
         self._sealed_memory = sealed_memory
-        self._workers: dict[int, QueueWorker] = {}
         self._buffers = [
             RequestBuffers(self.session.transfer_bytes, takes_scattered) for _ in range(self.queue_count)
         ]
         self._calls = [front_end_descriptors.Call() for _ in range(self.queue_count)]
+        queues = Queues(name, self._calls, self._make_serve, self._make_piece, self._bindings)
+        self.places = QueuePlaces(queues, processes, self.complaints)
 
     @property
     def bytes_copied(self) -> int:
@@ -87,17 +91,20 @@ class Device:
     def close(self) -> None:
         """Close the device after the last connection, when nothing runs any more."""
         self.books.close()
+        self.places.close()
         for call in self._calls:
             call.close()
         self._calls = []
 
     def end_session(self) -> None:
         """The guest is gone: what it held is given back. Only while no queue runs."""
-        assert not self._workers
+        assert self.places.are_still
         self.session.begin_anew(self._make_runner(0))
 
     def map_memory(self, fd: int, offset: int, size: int) -> memoryview:
-        return front_end_descriptors.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
+        return front_end_descriptors.map_memory(
+            fd, offset, size, must_be_sealed=self._sealed_memory, is_shared=self._processes is not None
+        )
 
     def make_memory(self, size: int) -> int:
         return front_end_descriptors.make_memory(size)
@@ -109,37 +116,44 @@ class Device:
         front_end_descriptors.check_event(fd)
 
     def use_call(self, index: int, fd: int | None) -> None:
-        self._calls[index].use(fd)
+        self.places.use_call(index, fd)
 
     def memory_changed(self, memory: MemoryTable) -> None:
-        for worker in self._workers.values():
-            worker.queue.memory = memory
+        self.places.use_memory(memory)
 
     def start(self, index: int, setup: QueueSetup, memory: MemoryTable) -> None:
-        try:
-            queue = DeviceQueue(
-                setup.size,
-                setup.base,
-                setup.descriptors,
-                setup.available,
-                setup.used,
-                memory,
-                event_idx=bool(setup.features & Feature.RING_EVENT_IDX),
-                indirect=bool(setup.features & Feature.RING_INDIRECT_DESC),
-                inflight_piece=setup.inflight_piece,
-            )
-        except BadRing as bad:
-            raise PeerError(str(bad)) from None
-        make_serve = self._high_priority if index == HIGH_PRIORITY else lambda: self._requests(index)
-        worker = QueueWorker(
-            f"{self.name}-{index}", queue, setup.kick, self._calls[index], make_serve, self.complaints
-        )
-        self._workers[index] = worker
-        worker.start()
+        self.places.start(index, setup, memory)
 
     def stop(self, index: int) -> int | None:
-        worker = self._workers.pop(index, None)
-        return None if worker is None else worker.stop()
+        return self.places.stop(index)
+
+    def _make_serve(self, index: int) -> Callable[[], Serve]:
+        return self._high_priority if index == HIGH_PRIORITY else lambda: self._requests(index)
+
+    def _make_piece(self, size: int) -> memoryview:
+        descriptor = self.make_memory(size)
+        try:
+            return self.map_memory(descriptor, 0, size)
+        finally:
+            self.close_fd(descriptor)
+
+    def _bindings(self, handle: int) -> Sequence[Binding]:
+        """What a reader may read of a session that the guest has open."""
+        assert self._processes is not None
+        place = self.view.place_of(self._processes.session_node, handle)
+        return () if place is None else self._processes.bindings(place[1])
+
+    def _say_live(self, is_live: bool) -> None:
+        if self._processes is not None:
+            self._processes.words.say_live(is_live)
+
+    def _agreed(self, negotiated: Negotiated) -> None:
+        self.books.agreed(negotiated)
+        self._say_live(True)
+
+    def _begins_anew(self, runner: Runner) -> None:
+        self._say_live(False)
+        self.view.give_everything_back(runner)
 
     def _requests(self, index: int) -> Serve:
         return RequestService(self.session, self._buffers[index], self._make_runner(index - 1)).serve

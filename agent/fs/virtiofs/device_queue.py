@@ -127,6 +127,24 @@ class DeviceQueue:
         self._next = (self._next + 1) & INDEX_MASK
         return self._chain(head)
 
+    def chain_at(self, head: int, *, again: bool = False) -> Chain:
+        """The chain that begins there, which another process has taken out of this ring. Raises BadRing."""
+        if head >= self._size:
+            raise BadRing(f"a chain begins at descriptor {head} of {self._size}")
+        return self._chain(head, again=again)
+
+    def taking(self, head: int) -> int:
+        """The number under which a chain was taken, never the same for two; with an inflight piece alone."""
+        return 0 if self._taken is None else self._taken.counter_of(head)
+
+    def complete_left_over(self, head: int, taking: int, written: int) -> bool:
+        """Complete a chain that was answered before its process died, if it is left over and still the one
+        that was taken then; True where the driver wants to be called."""
+        if not taking or head not in self._again or self.taking(head) != taking:
+            return False
+        self._again.remove(head)
+        return self.push(head, written)
+
     def _chain(self, head: int, *, again: bool = False) -> Chain:
         address, length, flags, _ = DESCRIPTOR.unpack_from(self._descriptors, head * DESCRIPTOR_BYTES)
         if flags & _INDIRECT:
@@ -242,6 +260,9 @@ class _Taken:
         if heads:
             self._counter = heads[-1][0]
         return [head for _, head in heads]
+
+    def counter_of(self, head: int) -> int:
+        return self._qwords[inflight.counter_qword(head)]
 
     def begin(self, head: int) -> None:
         self._counter = (self._counter + 1) & 0x7FFF_FFFF_FFFF_FFFF

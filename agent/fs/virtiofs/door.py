@@ -24,6 +24,7 @@ from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.front_end_descriptors import signal
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
 from agent.fs.virtiofs.guest_books import GuestBooks
+from agent.fs.virtiofs.processes.queue_places import GuestProcesses
 from agent.host_os.foreign_descriptors import close_unread, turn_away
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class VirtioFsDoor:
         sealed_memory: bool = True,
         books: GuestBooks | None = None,
         name: str = "virtiofs",
+        processes: GuestProcesses | None = None,
     ) -> None:
         """`make_runner(i)` is called in the thread of request queue i, counted from 0; once that thread
         has ended, in the thread that takes its place."""
@@ -58,13 +60,24 @@ class VirtioFsDoor:
             raise ValueError(f"request_queues must be 1 to {REQUEST_QUEUES_MAX}")
         self.path = path
         self.device = Device(
-            name, tree, request_queues, make_runner, sealed_memory=sealed_memory, books=books
+            name,
+            tree,
+            request_queues,
+            make_runner,
+            sealed_memory=sealed_memory,
+            books=books,
+            processes=processes,
         )
         self._name = name
         self._listener: socket.socket | None = None
         self._inode = 0
         self._stop_event = -1
         self._thread: threading.Thread | None = None
+
+    def serve_reader(self, number: int, link: socket.socket) -> None:
+        """A new process of the agent, the reader of this number, has the other end; from any thread."""
+        assert self.device.places.links is not None
+        self.device.places.links.come(number, link)
 
     def start(self) -> None:
         self._listener = listen(self.path)
@@ -111,11 +124,12 @@ class VirtioFsDoor:
 
     def _next_front_end(self, listener: socket.socket) -> socket.socket | None:
         """The next connection; None when the door is to stop."""
-        poller = _poll_of(listener.fileno(), self._stop_event)
+        poller = _poll_of(listener.fileno(), self._stop_event, *self._of_readers())
         while True:
             ready = [descriptor for descriptor, _ in poller.poll()]
             if self._stop_event in ready:
                 return None
+            self.device.places.settle()
             with contextlib.suppress(OSError):
                 return listener.accept()[0]
 
@@ -144,7 +158,7 @@ class VirtioFsDoor:
 
     def _converse(self, listener: socket.socket, link: FrontEndLink, back_end: BackEnd) -> None:
         """Serve messages until the door is to stop. Raises what ends the connection otherwise."""
-        poller = _poll_of(link.fileno(), listener.fileno(), self._stop_event)
+        poller = _poll_of(link.fileno(), listener.fileno(), self._stop_event, *self._of_readers())
         poller.register(link.connection.fileno(), 0)  # for its end, of which the kernel tells a reader
         last_words_until: float | None = None
         while True:
@@ -158,6 +172,7 @@ class VirtioFsDoor:
                 with contextlib.suppress(KeyError):  # it was already, if too many were turned away
                     poller.unregister(listener)
                 last_words_until = time.monotonic() + LAST_WORDS_SECONDS
+            self.device.places.settle()
             for _ in range(MESSAGES_A_TURN):
                 message = link.next_message()
                 if message is None:
@@ -173,6 +188,10 @@ class VirtioFsDoor:
                     self.device.complaints.peer(f"{self.path}", "a second front-end was turned away")
                 else:
                     poller.unregister(listener)  # a newcomer waits for the end of this one
+
+    def _of_readers(self) -> list[int]:
+        links = self.device.places.links
+        return [] if links is None else [links.fileno()]
 
 
 def _milliseconds_until(end: float | None) -> float | None:

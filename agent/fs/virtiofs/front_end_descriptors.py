@@ -26,10 +26,13 @@ UNSAFE_ADVICE: Final = (
 )
 
 
-def map_memory(fd: int, offset: int, size: int, *, must_be_sealed: bool) -> memoryview:
-    """`size` bytes of a file from `offset` on, shared and writable. Raises PeerError where that cannot be."""
+def map_memory(
+    fd: int, offset: int, size: int, *, must_be_sealed: bool, is_shared: bool = False
+) -> memoryview:
+    """`size` bytes of a file from `offset` on, shared and writable. Raises PeerError where that cannot be.
+    `is_shared`: other processes of the agent are to map it, too."""
     try:
-        return map_foreign_memory(fd, offset, size, at_own_risk=not must_be_sealed)
+        return map_foreign_memory(fd, offset, size, at_own_risk=not must_be_sealed, is_shared=is_shared)
     except ForeignMemoryRefused as refused:
         advice = UNSAFE_ADVICE if refused.is_unsafe else ""
         raise PeerError(f"memory that is not taken: {refused}{advice}") from None
@@ -101,6 +104,10 @@ class Call:
                 os.close(new)
         finally:
             self._lock.release()
+
+    def fileno(self) -> int:
+        """The eventfd that is called through now, for a process that calls in this one's place."""
+        return self._fd
 
     def free(self) -> None:
         poller = select.poll()

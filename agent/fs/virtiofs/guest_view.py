@@ -93,6 +93,10 @@ class GuestView(FileSystem):
         self._left = LeftOpen(tree, self.books, name)
         self._complaints = Complaints(log)
 
+    def place_of(self, ino: int, handle: int) -> Handle | None:
+        """Node and handle of the tree of what the guest has open in this process."""
+        return self._open.get((ino, handle))
+
     def _node(self, ino: int) -> int:
         """The tree's node of a guest's. Raises ESTALE for one that this guest was not told of."""
         if ino not in self.books.nodes and ino != ROOT_INODE:

@@ -7,8 +7,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.control.start_prestage import StartPrestage
 from agent.fs.interface import Caller, FsError
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import INACTIVE, Readahead

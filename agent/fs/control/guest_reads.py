@@ -1,0 +1,114 @@
+"""Control sessions of a guest as a reader sees them: values that it serves instead of the first process.
+
+The sessions live in the first process (face.py). Here are gets of whole
+values: by name, and by tickets, whose bindings are asked for and remembered. Whatever else is asked is
+EREMOTE, and the first process answers it.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from agent.fs.control.face import SESSION_INO, ControlFace
+from agent.fs.control.transfers import ELSEWHERE
+from agent.fs.guest_sessions import Binding, GuestWords
+from agent.fs.interface import Caller, FileSystem, FsError, Xattr
+from agent.inline.scatter import Target
+from agent.pool.access import ServedVolume
+from agent.pool.steps import IoChannel, Steps
+from agent.pool.steps import Outcome as Settled
+from host_shim.control_wire import MalformedControl, Outcome, decode_value_xattr_untrusted, ticket_at
+
+SESSIONS_MAX: Final = 1024
+BINDINGS_MAX: Final = 65_536
+"""Of these sessions, remembered since all were forgotten; beyond either they are asked for again."""
+
+
+class _Session:
+    def __init__(self, version: int, bindings: Sequence[Binding]) -> None:
+        self.version: Final = version
+        self.by_ticket: Final = {each.ticket: each for each in bindings}
+
+
+class GuestReads(FileSystem):
+    """For all queues of one guest in this process."""
+
+    def __init__(
+        self,
+        face: ControlFace,
+        volumes: Sequence[ServedVolume],
+        channel: Callable[[], IoChannel],
+        may_read: Callable[[ServedVolume], bool],
+        words: GuestWords,
+        look: Callable[[int], Sequence[Binding]],
+    ) -> None:
+        """`face`: over the same volumes. `look`: asks the first process for the bindings of a session, by the
+        guest's handle, in the thread of a queue."""
+        self._face = face
+        self._volumes = {each.settings.name: each for each in volumes}
+        self._channel, self._may_read, self._words, self._look = channel, may_read, words, look
+        self._sessions: dict[int, _Session] = {}
+        self._remembered = 0
+        """Bindings, since all were forgotten."""
+        self._misfits: dict[str, int] = {}
+        """By volume, the size of a request that was too small for its value."""
+
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Settled[Xattr]:
+        try:
+            _, key = decode_value_xattr_untrusted(name)
+        except MalformedControl:
+            raise _elsewhere() from None
+        if ino != SESSION_INO or self._words.take_mark(key):
+            raise _elsewhere()
+        return self._face.getxattr(caller, ino, name, room)
+
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Settled[int]:
+        number, within = ticket_at(offset)
+        if ino != SESSION_INO or number < 0 or within:
+            raise _elsewhere()
+        binding = self._binding(handle, number)
+        volume = None if binding is None else self._volumes.get(binding.volume)
+        if binding is None or volume is None or not self._may_read(volume):
+            raise _elsewhere()
+        if self._misfits.get(binding.volume) == len(into) or self._words.take_mark(binding.key):
+            raise _elsewhere()
+        return self._get(volume, binding, into)
+
+    def _binding(self, handle: int, number: int) -> Binding | None:
+        known = self._sessions.get(handle)
+        # Noted before it is asked for: what is bound meanwhile has a later version.
+        version = self._words.version_of(handle)
+        if known is None or known.version != version:
+            known = _Session(version, self._look(handle))
+            if len(self._sessions) >= SESSIONS_MAX or self._remembered > BINDINGS_MAX:
+                self._sessions.clear()
+                self._remembered = 0
+            self._remembered += len(known.by_ticket)
+            self._sessions[handle] = known
+        return known.by_ticket.get(number)
+
+    def _get(self, volume: ServedVolume, binding: Binding, into: Target) -> Steps[int]:
+        channel, reading = self._channel(), volume.reader(binding.key)
+        try:
+            deadline = channel.now() + volume.timing.read_deadline
+            got = yield from reading.read(channel, 0, into, deadline)
+            if reading.cause is not None:
+                self._words.tell(binding.serial, reading.cause.value)
+                return 0
+            if reading.length is None:
+                raise _elsewhere()
+            if got < reading.length:
+                # The guest reads on, and the first process may find another value of this key by then.
+                self._misfits[binding.volume] = len(into)
+                tally = channel.tally(volume.settings.name)
+                tally.gets_hit -= 1
+                tally.bytes_read -= got
+                raise _elsewhere()
+        finally:
+            reading.close()
+        self._words.tell(binding.serial, Outcome.HIT, got)
+        return got
+
+
+def _elsewhere() -> FsError:
+    return FsError(errno.EREMOTE, ELSEWHERE)

@@ -1,0 +1,249 @@
+"""Where each queue of a device is served: in this process, or by a reader.
+
+A queue that belongs to a reader is served there while that process can, and here otherwise: until it is
+ready, and from its end to the start of the next. What a reader had in hand when it died is known from the
+inflight piece of its queue, which is the front-end's, or made here. A chain that was carried here and is
+answered is completed then, and not served again.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from agent.fs.guest_sessions import Binding, GuestWords
+from agent.fs.virtiofs.back_end import PeerError, QueueSetup
+from agent.fs.virtiofs.device_queue import BadRing, DeviceQueue
+from agent.fs.virtiofs.front_end_descriptors import Call
+from agent.fs.virtiofs.processes.first_process import (
+    ReaderGone,
+    ReaderLink,
+    ReaderLinks,
+    RemoteQueue,
+    RunRefused,
+    tell_memory,
+)
+from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
+from agent.host_os.rate_limited_log import Complaints
+from agent.virtio.inflight import queue_bytes
+from agent.virtio.memory_table import MemoryTable
+from agent.virtio.vhost_user import Feature
+
+HIGH_PRIORITY: Final = 0
+"""The queue for FORGET and INTERRUPT; requests have the others. It is the first process'."""
+
+
+class GuestProcesses(NamedTuple):
+    """The processes of the agent, as the device of one guest needs them."""
+
+    of_queue: Sequence[int]
+    """By request queue, the number of the process that serves it; 0 is the first."""
+    words: GuestWords
+    words_descriptor: int
+    """It is the device's, and closed with it."""
+    bindings: Callable[[int], Sequence[Binding]]
+    """Of the session that is open in this process under a handle."""
+    session_node: int
+
+
+class Queues(NamedTuple):
+    """What a device has for its queues, by their numbers."""
+
+    name: str
+    calls: Sequence[Call]
+    make_serve: Callable[[int], Callable[[], Serve]]
+    make_piece: Callable[[int], memoryview]
+    """Zeros of so many bytes for an inflight piece, which other processes may map."""
+    bindings: Callable[[int], Sequence[Binding]]
+    """Of a session of the guest, by the guest's handle."""
+
+
+@dataclass(slots=True)
+class _Served:
+    setup: QueueSetup
+    base: int
+    piece: memoryview | None
+    worker: QueueWorker | RemoteQueue | None = None
+    """None: nobody serves it any more, for its ring cannot be followed."""
+
+
+class QueuePlaces:
+    """For the thread of the door."""
+
+    def __init__(self, queues: Queues, processes: GuestProcesses | None, complaints: Complaints) -> None:
+        self.links: Final = None if processes is None else ReaderLinks()
+        self._queues, self._processes, self._complaints = queues, processes, complaints
+        self._served: dict[int, _Served] = {}
+        self._memory = MemoryTable()
+
+    @property
+    def are_still(self) -> bool:
+        """No queue runs."""
+        return not self._served
+
+    def start(self, index: int, setup: QueueSetup, memory: MemoryTable) -> None:
+        """Raises PeerError where its ring cannot be followed."""
+        self._memory = memory
+        served = _Served(setup, setup.base, setup.inflight_piece)
+        try:
+            link = self._reader_of(index)
+            if link is None or not self._give(index, served, link):
+                self._serve_here(index, served, self._ring(served, served.piece))
+        except (BadRing, RunRefused) as bad:
+            raise PeerError(str(bad)) from None
+        self._served[index] = served
+
+    def stop(self, index: int) -> int | None:
+        """End a queue after the request at hand; the available idx to go on from, None where it did not
+        run."""
+        served = self._served.pop(index, None)
+        if served is None or served.worker is None:
+            return None
+        try:
+            return served.worker.stop()
+        except ReaderGone:
+            try:
+                return self._left_by_reader(index, served).next_available
+            except BadRing:
+                return None
+
+    def use_memory(self, memory: MemoryTable) -> None:
+        self._memory = memory
+        told: set[int] = set()
+        for served in self._served.values():
+            worker = served.worker
+            if isinstance(worker, QueueWorker):
+                worker.queue.memory = memory
+            elif worker is not None:
+                worker.use_memory(memory)
+                link = worker.link
+                if link.number not in told:
+                    told.add(link.number)
+                    self._ask(lambda link=link: tell_memory(link, memory))  # type: ignore[misc]
+        self.settle()
+
+    def use_call(self, index: int, fd: int | None) -> None:
+        """Call the driver of a queue through another descriptor. Raises PeerError."""
+        self._queues.calls[index].use(fd)
+        served = self._served.get(index)
+        worker = None if served is None else served.worker
+        if isinstance(worker, RemoteQueue):
+            self._ask(lambda: worker.use_call(fd))
+            self.settle()
+
+    def _ask(self, ask: Callable[[], None]) -> None:
+        """Have a reader told something. One that is gone is seen by `settle`."""
+        try:
+            ask()
+        except ReaderGone:
+            return
+        except RunRefused as refused:
+            raise PeerError(str(refused)) from None
+
+    def settle(self) -> None:
+        """Serve here what readers that have ended served; give those that are ready what is theirs."""
+        if self.links is None:
+            return
+        self.links.look()
+        for index, served in self._served.items():
+            worker = served.worker
+            try:
+                if isinstance(worker, RemoteQueue):
+                    if worker.link.is_gone:
+                        self._serve_here(index, served, self._left_by_reader(index, served))
+                elif worker is not None and not worker.broken:
+                    link = self._reader_of(index)
+                    if link is not None:
+                        self._hand_over(index, served, worker, link)
+            except (BadRing, RunRefused) as bad:
+                served.worker = None
+                name = f"{self._queues.name}-{index}"
+                self._complaints.peer(f"the ring of {name}", f"{bad}; the queue is stopped")
+
+    def close(self) -> None:
+        if self.links is not None and self._processes is not None:
+            self.links.close()
+            os.close(self._processes.words_descriptor)
+
+    def _reader_of(self, index: int) -> ReaderLink | None:
+        """The process that is to serve the queue, where it can and is not this one."""
+        if self.links is None or self._processes is None or index == HIGH_PRIORITY:
+            return None
+        number = self._processes.of_queue[index - 1]
+        return self.links.ready(number) if number else None
+
+    def _ring(self, served: _Served, piece: memoryview | None) -> DeviceQueue:
+        """Raises BadRing."""
+        setup = served.setup
+        return DeviceQueue(
+            setup.size,
+            served.base,
+            setup.descriptors,
+            setup.available,
+            setup.used,
+            self._memory,
+            event_idx=bool(setup.features & Feature.RING_EVENT_IDX),
+            indirect=bool(setup.features & Feature.RING_INDIRECT_DESC),
+            inflight_piece=piece,
+        )
+
+    def _serve_here(self, index: int, served: _Served, ring: DeviceQueue) -> None:
+        queues = self._queues
+        worker = QueueWorker(
+            f"{queues.name}-{index}",
+            ring,
+            served.setup.kick,
+            queues.calls[index],
+            queues.make_serve(index),
+            self._complaints,
+        )
+        served.worker = worker
+        worker.start()
+
+    def _hand_over(self, index: int, served: _Served, worker: QueueWorker, link: ReaderLink) -> None:
+        """Raises BadRing, RunRefused."""
+        served.base = worker.stop()
+        if worker.broken:
+            served.worker = None
+        elif not self._give(index, served, link):
+            self._serve_here(index, served, self._ring(served, served.piece))
+
+    def _give(self, index: int, served: _Served, link: ReaderLink) -> bool:
+        """Have a queue served by a reader; False where that one is gone. Raises BadRing, RunRefused."""
+        queues, processes = self._queues, self._processes
+        assert processes is not None
+        if served.piece is None:
+            served.piece = queues.make_piece(queue_bytes(served.setup.size))
+        remote = RemoteQueue(
+            f"{queues.name}-{index}",
+            index,
+            self._ring(served, None),
+            queues.make_serve(index),
+            queues.bindings,
+            link,
+        )
+        try:
+            remote.start(
+                served.setup,
+                served.base,
+                served.piece,
+                self._memory,
+                queues.calls[index].fileno(),
+                processes.words_descriptor,
+            )
+        except ReaderGone:
+            return False
+        served.worker = remote
+        return True
+
+    def _left_by_reader(self, index: int, served: _Served) -> DeviceQueue:
+        """The ring of a queue whose reader has ended, without what was answered already. Raises BadRing."""
+        remote, piece = served.worker, served.piece
+        assert isinstance(remote, RemoteQueue)
+        assert piece is not None
+        served.worker = None
+        remote.join()
+        ring = self._ring(served, piece)
+        if remote.last is not None and ring.complete_left_over(*remote.last):
+            self._queues.calls[index].signal()
+        return ring

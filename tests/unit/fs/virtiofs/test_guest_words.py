@@ -1,0 +1,65 @@
+"""What processes of an agent share of a guest's sessions, seen by both ends of one memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from agent.fs.guest_sessions import OUTCOMES, GuestWords, shared_words
+from agent.fs.virtiofs.guest_view import EPOCH_SHIFT
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[GuestWords, GuestWords]]:
+    descriptor = shared_words()
+    try:
+        yield GuestWords(descriptor), GuestWords(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_session_has_one_version_whatever_the_epoch(ends: tuple[GuestWords, GuestWords]) -> None:
+    first, reader = ends
+    for handle in (1, 7, 255, 256, 511, 512, 70_000):
+        for epoch in (0, 1, 2, 9, 1000):
+            seen = handle | epoch << EPOCH_SHIFT
+            before = reader.version_of(seen)
+            first.raise_version(handle)
+            assert reader.version_of(seen) == before + 1
+
+
+def test_what_became_of_a_get_is_told_by_its_serial(ends: tuple[GuestWords, GuestWords]) -> None:
+    first, reader = ends
+    assert first.outcome_of(5) == -1
+    assert first.length_of(5) == 0
+    reader.tell(5, 0, 77)
+    assert first.length_of(5) == 77
+    reader.tell(6, 3)
+    assert (first.outcome_of(5), first.outcome_of(6)) == (0, 3)
+    reader.tell(5 + OUTCOMES, 1)
+    assert first.outcome_of(5, 18) == 18, "another get has its place"
+    assert first.outcome_of(5 + OUTCOMES) == 1
+    assert (first.length_of(5), first.length_of(5 + OUTCOMES)) == (0, 0)
+    reader.tell((1 << 50) + 1, 18)
+    assert first.outcome_of((1 << 50) + 1) == 18
+
+
+def test_a_mark_is_taken_once(ends: tuple[GuestWords, GuestWords]) -> None:
+    first, reader = ends
+    assert not reader.take_mark(b"k" * 16)
+    first.mark(b"k" * 16)
+    assert reader.take_mark(b"k" * 16)
+    assert not reader.take_mark(b"k" * 16)
+
+
+def test_a_guest_is_live_once_it_is_said(ends: tuple[GuestWords, GuestWords]) -> None:
+    first, reader = ends
+    assert not reader.is_live
+    first.say_live(True)
+    assert reader.is_live
+    first.raise_version(0)
+    assert reader.is_live
+    first.say_live(False)
+    assert not reader.is_live
