@@ -43,9 +43,10 @@ def tree() -> MemoryFileSystem:
     return MemoryFileSystem()
 
 
-@pytest.fixture
-def path(tmp_path: Path, tree: MemoryFileSystem) -> Iterator[Path]:
-    with served(tmp_path / "fs.sock", tree):
+@pytest.fixture(params=[False, True], ids=["here", "by-a-reader"])
+def path(request: pytest.FixtureRequest, tmp_path: Path, tree: MemoryFileSystem) -> Iterator[Path]:
+    """Who serves the request queues; a reader carries every request."""
+    with served(tmp_path / "fs.sock", tree, by_reader=request.param):
         yield tmp_path / "fs.sock"
 
 

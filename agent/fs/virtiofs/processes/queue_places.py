@@ -6,6 +6,7 @@ inflight piece of its queue, which is the front-end's, or made here. A chain tha
 answered is completed then, and not served again.
 """
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ class QueuePlaces:
                 link = worker.link
                 if link.number not in told:
                     told.add(link.number)
-                    self._ask(lambda link=link: tell_memory(link, memory))  # type: ignore[misc]
+                    self._ask(functools.partial(tell_memory, link, memory))
         self.settle()
 
     def use_call(self, index: int, fd: int | None) -> None:
@@ -146,15 +147,12 @@ class QueuePlaces:
             return
         self.links.look()
         for index, served in self._served.items():
-            worker = served.worker
             try:
-                if isinstance(worker, RemoteQueue):
-                    if worker.link.is_gone:
-                        self._serve_here(index, served, self._left_by_reader(index, served))
-                elif worker is not None and not worker.broken:
-                    link = self._reader_of(index)
-                    if link is not None:
-                        self._hand_over(index, served, worker, link)
+                if isinstance(served.worker, RemoteQueue) and served.worker.link.is_gone:
+                    self._serve_here(index, served, self._left_by_reader(index, served))
+                worker, link = served.worker, self._reader_of(index)
+                if isinstance(worker, QueueWorker) and link is not None and not worker.broken:
+                    self._hand_over(index, served, worker, link)
             except (BadRing, RunRefused) as bad:
                 served.worker = None
                 name = f"{self._queues.name}-{index}"

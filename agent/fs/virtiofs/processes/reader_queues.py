@@ -38,7 +38,7 @@ from agent.fs.virtiofs.processes.messages import (
     encode_answer,
 )
 from agent.fs.virtiofs.queue_worker import QueueWorker
-from agent.host_os.foreign_memory import file_of, map_foreign_memory
+from agent.host_os.foreign_memory import ForeignMemoryRefused, file_of, map_foreign_memory
 from agent.host_os.rate_limited_log import Complaints
 from agent.virtio.memory_table import MappedRegion, MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -124,7 +124,7 @@ class GuestQueues:
             else:
                 self._use_memory(message, left)
             return Done()
-        except PeerError as wrong:
+        except (PeerError, ForeignMemoryRefused) as wrong:
             return Refused(str(wrong))
         finally:
             for each in left:
