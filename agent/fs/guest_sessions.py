@@ -77,9 +77,10 @@ class GuestWords:
         told = self._outcomes[serial % OUTCOMES]
         return told & _OUTCOME_MASK if told >> _OUTCOME_BITS == serial else unknown
 
-    def length_of(self, serial: int) -> int:
-        """How long the value was that a reader has told of this binding; 0 where it told of none."""
-        return 0 if self.outcome_of(serial) < 0 else self._lengths[serial % OUTCOMES]
+    def ended_before(self, serial: int, within: int) -> bool:
+        """Whether a reader has served the whole value of this binding, which ends before that byte. What is
+        stored under its key by now may be longer, and is no part of what was served."""
+        return self.outcome_of(serial) >= 0 and 0 < self._lengths[serial % OUTCOMES] <= within
 
     def mark(self, key: bytes) -> None:
         """The first process is bringing the key's value into its memory: it serves the next get."""

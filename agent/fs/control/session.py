@@ -227,10 +227,9 @@ class ControlSession:
             ]
 
     def has_ended(self, number: int, within: int, words: GuestWords) -> bool:
-        """Whether another process has served a ticket's whole value, and it ends before this byte. What is
-        stored under its key by now may be longer, and is no part of what was served."""
+        """Whether another process has served the whole value of a ticket, which ends before that byte."""
         ticket = self.tickets.get(number)
-        return ticket is not None and ticket.reading is None and 0 < words.length_of(ticket.serial) <= within
+        return ticket is not None and ticket.reading is None and words.ended_before(ticket.serial, within)
 
     def ticket_to_write(self, number: int) -> Ticket:
         """Raises FsError where nothing is bound to it; `Ticket.put` does where that is not to be written."""

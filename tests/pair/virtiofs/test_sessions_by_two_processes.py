@@ -173,6 +173,8 @@ def test_a_whole_value_has_no_rest_of_another(both: Both) -> None:
     both.agent.delete(key_of(1))
     both.agent.put(key_of(1), value(2))
     assert both.get_by_first(0, 4096, 4096) == b"", "what was served has ended"
+    assert both.get(0, 4096, 4096) == b""
+    assert refused(both, 0, 4096, 4095) == errno.EREMOTE
     assert both.get_by_first(0, 100, 4000) == value(2)[4000:4100], "read anew"
     both.tell(Operation.GET, 1)
     assert both.get_by_first(0, 4096, 4096) == value(2)[4096:8192]
