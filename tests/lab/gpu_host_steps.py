@@ -213,6 +213,23 @@ def get_values(name: str, count: int, size: int) -> dict[str, int]:
     return tally
 
 
+def get_values_by(processor: int, name: str, count: int, size: int, turns: int = 3) -> dict[str, int]:
+    """`get_values`, several times, by one processor: its requests come by one queue of the device."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {processor})
+    try:
+        tally = {"hits": 0, "misses": 0, "wrong": 0}
+        with Pool(MOUNT) as pool:
+            volume, into = pool.volume("kv"), memoryview(bytearray(size))
+            for number in [*range(count)] * turns:
+                length = volume.get_into(key_of(f"{name} {number}"), into)
+                right = length == size and into == content_of(f"{name} {number}", size)
+                tally["misses" if length is None else "hits" if right else "wrong"] += 1
+        return tally
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def replay(trace: str, requests: int) -> dict[str, Any]:
     """The first requests of a trace, as `g35 replay` plays them and `--json` says it."""
     from agent.replay.replay_options import ReplayOptions

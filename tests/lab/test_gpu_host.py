@@ -8,9 +8,7 @@ killed, the agent is killed and started again.
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,13 +18,12 @@ from emulator.lab.accelerator import choose_accelerator
 from emulator.lab.gpu_host import GpuHostShape, gpu_host
 from emulator.lab.image import LabImage
 from tests.lab.gpu_host_steps import content_of, key_of
-from tests.support.lab.guest_calls import GuestCalls
+from tests.support.lab.gpu_host_up import BOOT_S, GpuHostUp, gpu_host_of, pool_of, processes_in
 from tests.support.pool_up import PoolUp
-from tests.support.processes import Processes, Started
+from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
-BOOT_S = 900.0
 DEADLINE_MS = "20000"
 """Of a read: beside an emulated guest everything takes its time, and here a miss is a failure."""
 OPTIONS = (
@@ -53,22 +50,10 @@ while dd if=/dev/urandom of=written-when-killed bs={MIB} count=4 2>/dev/null; do
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHostUp:
-    """A pool outside, and a `g35 host` that has it mounted."""
-
-    pool: PoolUp
-    process: Started
-    call: GuestCalls
-
-
 @pytest.fixture(scope="module")
 def processes_of_the_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(tmp_path_factory.mktemp("processes"))
-    try:
+    with processes_in(tmp_path_factory.mktemp("processes")) as processes:
         yield processes
-    finally:
-        processes.end_all()
 
 
 @pytest.fixture(scope="module")
@@ -76,34 +61,17 @@ def pool(
     lab_image: LabImage, processes_of_the_pool: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PoolUp]:
     """One `g35 up --virtiofs` for all tests here."""
-    up = PoolUp(processes_of_the_pool, tmp_path_factory.mktemp("state"), *OPTIONS)
-    yield up
-    assert up.down() == 0, up.process.output
+    with pool_of(processes_of_the_pool, tmp_path_factory.mktemp("state"), *OPTIONS) as up:
+        yield up
 
 
 @pytest.fixture(scope="module")
 def gpu(
     pool: PoolUp, processes_of_the_pool: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GpuHostUp]:
-    """One `g35 host` for all tests that ask for it. Its command's words and exit status come out."""
-    temporary = tmp_path_factory.mktemp("gpu-host")
-    process = processes_of_the_pool.g35(
-        *("host", "--config", pool.state / "agent.toml", "--memory", "1024", "--"),
-        *(sys.executable, "-m", "tests.support.lab.guest_calls", "tests.lab.gpu_host_steps"),
-        environment={"TMPDIR": str(temporary)},
-    )
-
-    def exchange() -> Path | None:
-        assert process.running, process.output
-        return next((found.parent for found in temporary.glob("*/exchange/script")), None)
-
-    found = wait_until(exchange, BOOT_S, "the guest to be set up")
-    assert found is not None
-    up = GpuHostUp(pool, process, GuestCalls(found, lambda: process.running))
-    yield up
-    up.call.leave(7)
-    assert process.process.wait(BOOT_S) == 7, process.output
-    assert list(temporary.iterdir()) == [], "nothing of the guest is left"
+    """One `g35 host` for all tests that ask for it."""
+    with gpu_host_of(pool, processes_of_the_pool, tmp_path_factory.mktemp("gpu-host")) as up:
+        yield up
 
 
 def socket_of(pool: PoolUp) -> Path:
