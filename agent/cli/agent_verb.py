@@ -20,7 +20,7 @@ from agent.host_os.private_memory import keep_memory_private
 from agent.host_os.whole_file import write_whole
 from agent.pool.volume.puts_in_pieces import BEGUN_BYTES
 from agent.query.query_json import BODY_BYTES_MAX
-from agent.service.queue_plan import QueuePlan
+from agent.service.queue_plan import QueuePlan, queues_at
 from agent.service.reader import OTHER_QUEUES
 from agent.service.run import serve
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
@@ -114,7 +114,10 @@ def agent_need(configuration: Configuration) -> Need:
     queues = QueuePlan.of(configuration).total
     paths = sum(len(each.each_path()) for each in configuration.enclosures)
     local = len(configuration.local)
-    readers, of_reader = settings.process_count - 1, settings.worker_count + OTHER_QUEUES
+    readers = settings.process_count - 1
+    of_each = settings.worker_count + OTHER_QUEUES + (s3.workers if s3.listen else 0)
+    of_guests = sum(len(queues_at(configuration, number)) for number in range(1, settings.process_count))
+    of_readers = readers * of_each + of_guests
     return Need(
         "its configuration",
         PROGRAM_BYTES
@@ -122,8 +125,9 @@ def agent_need(configuration: Configuration) -> Need:
         + promised
         + queues * QUEUE_BYTES
         + local * IO_THREADS * MAX_TRANSFER
-        + readers * (PROGRAM_BYTES + of_reader * QUEUE_BYTES),
-        queues + OTHER_THREADS + local * (IO_THREADS + 1) + readers * (of_reader + OTHER_THREADS),
+        + readers * PROGRAM_BYTES
+        + of_readers * QUEUE_BYTES,
+        queues + OTHER_THREADS + local * (IO_THREADS + 1) + of_readers + readers * OTHER_THREADS,
         2 * queues * (paths + 1) + OTHER_FILES,
         ", or lower agent.directory_cache, prestage.memory, files.staging and write_back_memory",
     )

@@ -85,7 +85,8 @@ async def serve_reads(
     links: Links,
     hear: Callable[[], None],
 ) -> None:
-    """Serve the mount behind the descriptor `fuse` until it is unmounted, or the other process is gone.
+    """Serve the mount behind the descriptor `fuse`, where the agent has one, until it is unmounted, or the
+    other process is gone.
 
     `hear` waits for the latter.
     """
@@ -124,7 +125,8 @@ async def serve_reads(
             await trio.to_thread.run_sync(reader.start, fuse, links.link)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(keep_awake, settings.stay_awake, channels.work_done)
-                nursery.start_soon(_until, nursery, reader.door_ended)
+                if order.folder:
+                    nursery.start_soon(_until, nursery, reader.door_ended)
                 nursery.start_soon(_until, nursery, hear)
         finally:
             with trio.CancelScope(shield=True):
@@ -197,13 +199,15 @@ class Reader:
         self._followed_at = time.monotonic()
 
     def start(self, fuse: int, link: socket.socket) -> None:
-        """Serve on clones of the mount's descriptor, and report. Raises MountError."""
-        descriptors = [mounting.own_clone(fuse) for _ in range(self._workers)]
-        os.close(fuse)
-        door = DevFuseDoor(self._session, self._folder, self._workers, self._channel_of, roster=self._roster)
-        self._session.resume(self._agreed)
-        door.serve(descriptors)
-        self._door = door
+        """Serve on clones of the mount's descriptor, where there is one, and report. Raises MountError."""
+        if self._agreed is not None:
+            descriptors = [mounting.own_clone(fuse) for _ in range(self._workers)]
+            os.close(fuse)
+            self._door = DevFuseDoor(
+                self._session, self._folder, self._workers, self._channel_of, roster=self._roster
+            )
+            self._session.resume(self._agreed)
+            self._door.serve(descriptors)
         if self._s3 is not None:
             try:
                 self._s3.start()

@@ -41,13 +41,15 @@ class LinkBroken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a child needs to serve: `folder` is where it is mounted, `configuration` is JSON."""
+    """What a child needs to serve: `configuration` is JSON."""
 
     number: int
-    folder: str
     processes: int
     configuration: str
-    negotiated: Negotiated
+    folder: str = ""
+    """Where it is mounted; empty where the agent has no mount."""
+    negotiated: Negotiated | None = None
+    """With the kernel, of that mount."""
     s3_listen: Sequence[str] = ()
     """Where the first process has its S3 door; none: the child has none."""
 
@@ -73,7 +75,7 @@ def encode_order(order: Order) -> bytes:
             "folder": order.folder,
             "processes": order.processes,
             "configuration": order.configuration,
-            "negotiated": [agreed.minor, int(agreed.flags), agreed.transfer_bytes],
+            "negotiated": agreed and [agreed.minor, int(agreed.flags), agreed.transfer_bytes],
             "s3": list(order.s3_listen),
         }
     )
@@ -83,11 +85,13 @@ def decode_order(line: bytes) -> Order:
     """Raises LinkBroken."""
     try:
         found = json.loads(line)
-        minor, flags, transfer_bytes = map(int, found["negotiated"])
-        agreed = Negotiated(minor, InitFlag(flags), transfer_bytes)
+        agreed = None
+        if found["negotiated"] is not None:
+            minor, flags, transfer_bytes = map(int, found["negotiated"])
+            agreed = Negotiated(minor, InitFlag(flags), transfer_bytes)
         number, processes = int(found["number"]), int(found["processes"])
         listen = tuple(str(each) for each in found["s3"])
-        return Order(number, str(found["folder"]), processes, str(found["configuration"]), agreed, listen)
+        return Order(number, processes, str(found["configuration"]), str(found["folder"]), agreed, listen)
     except (ValueError, KeyError, TypeError) as wrong:
         raise LinkBroken(f"no order: {wrong}") from None
 

@@ -96,16 +96,16 @@ LEGAL: Final = {
 
 def why_alone(configuration: Configuration) -> str:
     """Why an agent of this configuration has no readers, though it asks for some; empty where it has them."""
+    has_mount = configuration.agent.mount is not None
     reasons = {
-        "there is no mount": configuration.agent.mount is None,
-        'agent.door is "pyfuse3"': configuration.agent.door != "fuse",
+        'agent.door is "pyfuse3"': has_mount and configuration.agent.door != "fuse",
         "there is a [[local]] table": bool(configuration.local),
         "there is a [[discovery]] table": bool(configuration.discovery),
         "there is a [[spill]] table": bool(configuration.spill),
         "prestage.learn is set": configuration.prestage.learn,
         "fabric.local_address is that of an emulated device": bool(configuration.fabric.local_address)
         and configuration.fabric.verbs_provider != "pyverbs",
-        "/dev/fuse may not be opened": not os.access(mounting.DEV_FUSE, os.R_OK | os.W_OK),
+        "/dev/fuse may not be opened": has_mount and not os.access(mounting.DEV_FUSE, os.R_OK | os.W_OK),
     }
     return ", ".join(reason for reason, holds in reasons.items() if holds)
 
@@ -138,7 +138,8 @@ class _Told(NamedTuple):
 class _Reader:
     """One of them, over all of its processes. For the thread `readers`; others read what is said to be so."""
 
-    def __init__(self, number: int, folder: Path) -> None:
+    def __init__(self, number: int, folder: Path | None) -> None:
+        """`folder`: where it is mounted, if the agent has a mount."""
         self.number, self.folder = number, folder
         self.state = ReaderState.ENDED
         self.starts = 0
@@ -193,10 +194,12 @@ class Readers(OwnThread):
         """`versions`: the descriptor of agent/pool/volume/set_versions.py; it is this object's now."""
         super().__init__("readers", None, "")
         mount = configuration.agent.mount
-        assert mount is not None
         self._configuration, self._versions = configuration, versions
         self._count = configuration.agent.process_count
-        self._readers = [_Reader(number, folder_of(mount, number)) for number in range(1, self._count)]
+        self._readers = [
+            _Reader(number, None if mount is None else folder_of(mount, number))
+            for number in range(1, self._count)
+        ]
         self._uses: list[Use] = []
         self._using = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -243,6 +246,7 @@ class Readers(OwnThread):
                 "bytes_copied": moved,
             }
             for reader in self._readers
+            if reader.folder is not None
         }
 
     def take_uses(self) -> Sequence[Use]:
@@ -282,6 +286,8 @@ class Readers(OwnThread):
             self._end()
 
     def _mount(self, reader: _Reader) -> None:
+        if reader.folder is None:
+            return
         settings = self._configuration.agent
         options = MountOptions(allow_other=settings.allow_other or None, subtype=mounting.PROCESS_SUBTYPE)
         try:
@@ -304,11 +310,11 @@ class Readers(OwnThread):
 
     def _look(self, reader: _Reader, now: float) -> None:
         """Start what is to be started, and end what hangs."""
-        if reader.state is ReaderState.UNMOUNTED or reader.stand_in is None:
+        if reader.state is ReaderState.UNMOUNTED:
             return
-        process = reader.process
+        process, stand_in = reader.process, reader.stand_in
         if process is None:
-            if reader.stand_in.negotiated is not None and now >= reader.again_at:
+            if now >= reader.again_at and (stand_in is None or stand_in.negotiated is not None):
                 self._start(reader, now)
             return
         silence, is_starting = reader.silence, reader.state is ReaderState.STARTING
@@ -331,9 +337,7 @@ class Readers(OwnThread):
             self._ended(reader, now)
 
     def _start(self, reader: _Reader, now: float) -> None:
-        assert reader.stand_in is not None
-        agreed = reader.stand_in.negotiated
-        assert agreed is not None
+        stand_in = reader.stand_in
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         lending, borrowing = link_pairs(links_of(self._configuration))
         answering, asking = link_pairs(0 if self._s3 is None else self._s3.links_of_reader)
@@ -344,7 +348,7 @@ class Readers(OwnThread):
             slots, s3, guests = ([each.fileno() for each in some] for some in (borrowing, asking, taking))
             given = {
                 "link": theirs.fileno(),
-                "fuse": reader.stand_in.descriptor,
+                "fuse": -1 if stand_in is None else stand_in.descriptor,
                 "versions": self._versions,
                 "parent": os.getpid(),
                 "log-level": logging.getLogger().getEffectiveLevel(),
@@ -357,7 +361,11 @@ class Readers(OwnThread):
                     [sys.executable, "-P", "-m", "agent.cli.reader_process", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[given["link"], given["fuse"], given["versions"], *slots, *s3, *guests],
+                    pass_fds=[
+                        each
+                        for each in (given["link"], given["fuse"], given["versions"], *slots, *s3, *guests)
+                        if each >= 0
+                    ],
                 )
             except OSError as error:
                 log.error("process %d of this agent cannot be started: %s", reader.number, error)
@@ -377,7 +385,10 @@ class Readers(OwnThread):
         reader.become(ReaderState.STARTING)
         configuration = self._configuration.model_dump_json()
         listen = () if self._s3 is None else tuple(self._s3.addresses)
-        order = Order(reader.number, str(reader.folder), self._count, configuration, agreed, listen)
+        folder, agreed = "", None
+        if stand_in is not None:
+            folder, agreed = str(reader.folder), stand_in.negotiated
+        order = Order(reader.number, self._count, configuration, folder, agreed, listen)
         with contextlib.suppress(OSError):  # it has ended, and `_look` sees that
             ours.sendall(encode_order(order))
         ours.setblocking(False)
@@ -392,7 +403,7 @@ class Readers(OwnThread):
             self._selector.unregister(reader.link)
         was_serving = reader.state in (ReaderState.SERVING, ReaderState.LATE)
         reader.forget_process()
-        if not mounting.is_mounted(reader.folder):
+        if reader.folder is not None and not mounting.is_mounted(reader.folder):
             log.warning("process %d of this agent was unmounted: its gets are served here", reader.number)
             reader.become(ReaderState.UNMOUNTED)
             self._close_mount(reader)
@@ -417,8 +428,8 @@ class Readers(OwnThread):
                 report = decode_report(line)
                 reader.take(report, time.monotonic())
                 self._note_uses(report.uses)
-                if reader.state is ReaderState.SERVING and was_starting:
-                    assert reader.stand_in is not None
+                is_new = reader.state is ReaderState.SERVING and was_starting
+                if is_new and reader.stand_in is not None:
                     self._selector.unregister(reader.stand_in.descriptor)
         except BlockingIOError:
             return
@@ -464,7 +475,7 @@ class Readers(OwnThread):
     def _end(self) -> None:
         """Take the mounts away, and end the processes."""
         for reader in self._readers:
-            if reader.stand_in is not None and mounting.is_mounted(reader.folder):
+            if reader.folder is not None and reader.stand_in and mounting.is_mounted(reader.folder):
                 if mounting.may_mount():
                     mounting.unmount(reader.folder, force=True)
                 mounting.unmount(reader.folder, lazy=True)

@@ -68,9 +68,11 @@ class Borrower:
 
 
 def links_of(configuration: Configuration) -> int:
-    """How many a reader has: one for each worker, up to LINKS_MAX. Of its calls no more than half wait long
-    (slot_links.py)."""
+    """How many a reader has: one for each worker, up to LINKS_MAX; none where there is no mount to put by. Of
+    its calls no more than half wait long (slot_links.py)."""
     agent = configuration.agent
+    if agent.mount is None:
+        return 0
     of_readers = THREADS_MAX // max(1, agent.process_count - 1)
     return max(1, min(LINKS_MAX, agent.worker_count, of_readers))
 

@@ -1,9 +1,14 @@
-"""Two guests of one agent, each with volumes and a folder of its own: neither sees the other's."""
+"""Two guests of one agent, each with volumes and a folder of its own: neither sees the other's.
+
+The agent has no mount and is two processes, of which each serves one guest's queue.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +18,14 @@ from agent.bench.virtio_driver.machine import Machine
 from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool, UnknownVolume
 from tests.support.fs.guest_requests import attributes_of, create, entries, forget, unlink
+from tests.support.local_rig import free_port
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 KEY = bytes(range(16))
 TENANTS = ("blue", "red")
+METRICS_PORT = free_port()
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def guests(processes: Processes, tmp_path: Path) -> Iterator[list[Machine]]:
     """A machine for each tenant, in their order."""
     pool_up = PoolUp(
         processes, tmp_path / "state", "--drives", "1", "--enclosures", "1", "--drive-size", "512M",
-        "--no-restart", "--read-deadline-ms", "5000",
+        "--no-restart", "--read-deadline-ms", "5000", "--processes", "2",
     )  # fmt: skip
     try:
         config = tmp_path / "tenants.toml"
@@ -53,10 +60,35 @@ def tenants_of(pool_up: PoolUp, folder: Path) -> str:
     text = (pool_up.state / "agent.toml").read_text()
     text = text.replace(f'state = "{pool_up.state / "agent"}"', f'state = "{folder / "agent"}"')
     text = text.replace(f'mount = "{pool_up.mount}"\n', "").replace("share = 0.55", "share = 0.05")
+    text = re.sub("(?m)^metrics = .*", f'metrics = "127.0.0.1:{METRICS_PORT}"', text)
     for name in TENANTS:
         text += f'\n[[volumes]]\nname = "{name}"\ntenant = "{name}"\nshare = 0.24\nvalue_size = "256K"\n'
         text += f'\n[[virtiofs]]\nsocket = "{folder / name}"\nsubtree = "/{name}"\nvolumes = ["{name}"]\n'
     return text
+
+
+def process_metric(name: str) -> float:
+    """Of the process of the agent beside the first."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.search(rf'^{name}\{{process="1"\}} ([0-9.e+]+)$', text, re.MULTILINE)
+    assert found is not None, text
+    return float(found[1])
+
+
+def test_each_process_serves_a_guest(guests: list[Machine]) -> None:
+    wait_until(lambda: process_metric("g35_process_up") == 1, 60, "the other process to serve")
+    blue, red = guests
+    for machine, name in ((blue, "blue"), (red, "red")):
+        with Pool("", files=VirtiofsFiles(machine)) as pool:
+            volume, into = pool.volume(name), memoryview(bytearray(200_000))
+            for size in (1000, 200_000):
+                key = size.to_bytes(16, "big")
+                value = name.encode() * size
+                assert volume.put(key, value[:size])
+                assert volume.get_into(key, into[:size]) == size
+                assert into[:size] == value[:size]
+    wait_until(lambda: process_metric("g35_process_hits_total") == 2, 10, "red's gets, and nobody else's")
 
 
 def test_neither_sees_the_other(guests: list[Machine]) -> None:

@@ -63,3 +63,13 @@ def test_others_map_memory_only_where_the_reserve_stays(monkeypatch: pytest.Monk
     assert not has_room_for(500 * MIB)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     assert has_room_for(1 << 50)
+
+
+def test_queues_of_guests_at_other_processes_take_buffers_and_threads() -> None:
+    guests = [{"socket": f"/run/g35-{number}.sock", "queues": 4} for number in range(2)]
+    alone, divided = need(2, virtiofs=guests), need(2, virtiofs=guests, processes=2)
+    plain, plain_divided = need(2), need(2, processes=2)
+    at_reader = 2 * 4 // 2
+    assert (divided.threads - alone.threads) - (plain_divided.threads - plain.threads) == at_reader
+    more = (divided.memory_bytes - alone.memory_bytes) - (plain_divided.memory_bytes - plain.memory_bytes)
+    assert more == at_reader * 12 * MIB

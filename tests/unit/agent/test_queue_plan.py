@@ -59,6 +59,12 @@ def test_each_reader_has_threads_that_lend_it_slots() -> None:
 def test_each_worker_of_a_reader_has_a_link_up_to_four(workers: int, links: int) -> None:
     found = configuration()
     found = found.model_copy(
-        update={"agent": found.agent.model_copy(update={"processes": 2, "workers": workers})}
+        update={
+            "agent": found.agent.model_copy(
+                update={"processes": 2, "workers": workers, "mount": Path("/mnt/g35")}
+            )
+        }
     )
     assert links_of(found) == links
+    without = found.model_copy(update={"agent": found.agent.model_copy(update={"mount": None})})
+    assert links_of(without) == 0, "nobody puts by it"

@@ -26,10 +26,11 @@ AGREED = Negotiated(36, InitFlag.MAX_PAGES | InitFlag.DIRECT_IO_ALLOW_MMAP, 1 <<
 
 
 def test_an_order_comes_as_it_was_sent() -> None:
-    order = Order(
-        3, "/mnt/g35/.g35/process-3", 4, '{"agent": {"mount": "/mnt/g35"}}', AGREED, ("127.0.0.1:9036",)
-    )
+    configuration = '{"agent": {"mount": "/mnt/g35"}}'
+    order = Order(3, 4, configuration, "/mnt/g35/.g35/process-3", AGREED, ("127.0.0.1:9036",))
     assert decode_order(encode_order(order).rstrip(b"\n")) == order
+    without_a_mount = Order(3, 4, configuration)
+    assert decode_order(encode_order(without_a_mount).rstrip(b"\n")) == without_a_mount
 
 
 def test_a_report_comes_as_it_was_sent() -> None:
@@ -44,6 +45,7 @@ def test_a_report_comes_as_it_was_sent() -> None:
         77,
         is_ready=True,
         s3={"bytes_read": 3, "requests": {"GetObject": 2}},
+        guests={"0": {"bytes_read": 5, "bytes_copied": 2}, "12": {"bytes_read": 1 << 50, "bytes_copied": 0}},
     )
     assert decode_report(encode_report(report).rstrip(b"\n")) == report
 

@@ -26,10 +26,17 @@ def test_it_has_them_as_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why(fabric={"local_address": "192.0.2.1"}) == ""
 
 
+def test_a_guest_or_s3_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    guest = {"virtiofs": {"socket": "/run/g35.sock"}}
+    assert why({"mount": None}, **guest) == ""
+    assert why({"mount": None, "door": "pyfuse3"}, **guest) == ""
+    assert why(**guest) == "/dev/fuse may not be opened"
+
+
 @pytest.mark.parametrize(
     ("agent", "sections", "reason"),
     [
-        ({"mount": None}, {"virtiofs": {"socket": "/run/g35.sock"}}, "there is no mount"),
         ({"door": "pyfuse3"}, {}, 'agent.door is "pyfuse3"'),
         ({}, {"local": [{"path": "/nonexistent", "size": "1G"}]}, "there is a [[local]] table"),
         ({}, {"discovery": [{"name": "d", "address": "127.0.0.1"}]}, "there is a [[discovery]] table"),
