@@ -354,6 +354,12 @@ def ticket_at(offset: int) -> tuple[int, int]:
     return (offset >> TICKET_SHIFT) - 1, offset & ((1 << TICKET_SHIFT) - 1)
 
 
+def binds_reads(head: bytes) -> bool:
+    """Whether the HEADER_BYTES of a request look like one that binds keys to tickets, to be read."""
+    magic, version, number, *_ = _REQUEST.unpack(head)
+    return bool(magic == REQUEST_MAGIC and version == VERSION and number == Operation.GET.value)
+
+
 def decode_request_untrusted(data: bytes | bytearray | memoryview) -> Request:
     """A request out of the bytes of one write(2). Bad bytes raise MalformedControl, and nothing else."""
     if len(data) < HEADER_BYTES:

@@ -15,6 +15,7 @@ import mmap
 import os
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 VERSIONS: Final = 256
@@ -37,6 +38,13 @@ class Binding(NamedTuple):
     serial: int
     volume: str
     key: bytes
+
+
+class Bound(NamedTuple):
+    """What is bound to the tickets of a session, as of this version of it."""
+
+    version: int
+    bindings: Sequence[Binding]
 
 
 class GuestWords:

@@ -10,7 +10,7 @@ from agent.fs.control.guest_reads import GuestReads
 from agent.fs.control.start_prestage import prestage_nothing
 from agent.fs.fuse.abi import MINOR, InitFlag
 from agent.fs.fuse.session import TRANSFER_BYTES, FuseSession, Negotiated
-from agent.fs.guest_sessions import Binding, GuestWords
+from agent.fs.guest_sessions import Bound, GuestWords
 from agent.fs.interface import RootFileSystem
 from agent.fs.virtiofs.device import takes_scattered
 from agent.fs.virtiofs.processes.carrier import Carrier
@@ -76,29 +76,30 @@ class _Guest:
         self._carriers = threading.local()
         self._buffers: dict[int, RequestBuffers] = {}
         self._session: FuseSession | None = None
+        self._reads: GuestReads | None = None
         self._making = threading.Lock()
 
     def service(self, queue: int, words: GuestWords, carrier: Carrier) -> ReaderService:
         """Of one request queue, in its thread."""
         self._carriers.own = carrier
         with self._making:
-            if self._session is None:
-                self._session = self._session_over(words)
+            if self._session is None or self._reads is None:
+                self._reads = self._reads_by(words)
+                self._session = FuseSession(RootFileSystem({b".g35": (CONTROL_ROOT, self._reads)}))
+                self._session.resume(_AGREED)
             buffers = self._buffers.get(queue)
             if buffers is None:
                 buffers = self._buffers[queue] = RequestBuffers(TRANSFER_BYTES, takes_scattered)
-        return ReaderService(self._session, SESSION_INO, buffers, self._take_channel(queue), words, carrier)
+        channel = self._take_channel(queue)
+        return ReaderService(self._session, SESSION_INO, self._reads.learn, buffers, channel, words, carrier)
 
-    def _session_over(self, words: GuestWords) -> FuseSession:
+    def _reads_by(self, words: GuestWords) -> GuestReads:
         face = ControlFace(self._own, current_channel, dict, prestage_nothing, None, may_read=self._may_read)
-        reads = GuestReads(face, self._own, current_channel, self._may_read, words, self._bindings)
-        session = FuseSession(RootFileSystem({b".g35": (CONTROL_ROOT, reads)}))
-        session.resume(_AGREED)
-        return session
+        return GuestReads(face, self._own, current_channel, self._may_read, words, self._look)
 
-    def _bindings(self, handle: int) -> Sequence[Binding]:
+    def _look(self, handle: int) -> Bound:
         carrier: Carrier = self._carriers.own
-        return carrier.bindings(handle)
+        return carrier.bound(handle)
 
     def moved(self) -> dict[str, int]:
         session = self._session

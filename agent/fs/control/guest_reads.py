@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.fs.control.face import SESSION_INO, ControlFace
 from agent.fs.control.transfers import ELSEWHERE
-from agent.fs.guest_sessions import Binding, GuestWords
+from agent.fs.guest_sessions import Binding, Bound, GuestWords
 from agent.fs.interface import Caller, FileSystem, FsError, Xattr
 from agent.inline.scatter import Target
 from agent.pool.access import ServedVolume
@@ -25,9 +25,9 @@ BINDINGS_MAX: Final = 65_536
 
 
 class _Session:
-    def __init__(self, version: int, bindings: Sequence[Binding]) -> None:
-        self.version: Final = version
-        self.by_ticket: Final = {each.ticket: each for each in bindings}
+    def __init__(self, bound: Bound) -> None:
+        self.version: Final = bound.version
+        self.by_ticket: Final = {each.ticket: each for each in bound.bindings}
 
 
 class GuestReads(FileSystem):
@@ -40,9 +40,9 @@ class GuestReads(FileSystem):
         channel: Callable[[], IoChannel],
         may_read: Callable[[ServedVolume], bool],
         words: GuestWords,
-        look: Callable[[int], Sequence[Binding]],
+        look: Callable[[int], Bound],
     ) -> None:
-        """`face`: over the same volumes. `look`: asks the first process for the bindings of a session, by the
+        """`face`: over the same volumes. `look`: asks the first process what is bound in a session, by the
         guest's handle, in the thread of a queue."""
         self._face = face
         self._volumes = {each.settings.name: each for each in volumes}
@@ -80,16 +80,18 @@ class GuestReads(FileSystem):
 
     def _binding(self, handle: int, number: int) -> Binding | None:
         known = self._sessions.get(handle)
-        # Noted before it is asked for: what is bound meanwhile has a later version.
-        version = self._words.version_of(handle)
-        if known is None or known.version != version:
-            known = _Session(version, self._look(handle))
-            if len(self._sessions) >= SESSIONS_MAX or self._remembered > BINDINGS_MAX:
-                self._sessions.clear()
-                self._remembered = 0
-            self._remembered += len(known.by_ticket)
-            self._sessions[handle] = known
+        if known is None or known.version != self._words.version_of(handle):
+            known = self.learn(handle, self._look(handle))
         return known.by_ticket.get(number)
+
+    def learn(self, handle: int, bound: Bound) -> _Session:
+        """Remember what is bound in a session, by the guest's handle."""
+        if len(self._sessions) >= SESSIONS_MAX or self._remembered > BINDINGS_MAX:
+            self._sessions.clear()
+            self._remembered = 0
+        known = self._sessions[handle] = _Session(bound)
+        self._remembered += len(known.by_ticket)
+        return known
 
     def _get(self, volume: ServedVolume, binding: Binding, into: Target) -> Steps[int]:
         channel, reading = self._channel(), volume.reader(binding.key)

@@ -7,11 +7,11 @@ the front-end is gone and cannot come back.
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, Opcode, encode_answer
 from agent.fs.fuse.session import TRANSFER_BYTES, WANTED_BY_GUESTS, FuseSession, Negotiated
-from agent.fs.guest_sessions import Binding
+from agent.fs.guest_sessions import Bound
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Tree
 from agent.fs.virtiofs import front_end_descriptors
 from agent.fs.virtiofs.back_end import QueueSetup
@@ -77,7 +77,7 @@ class Device:
             RequestBuffers(self.session.transfer_bytes, takes_scattered) for _ in range(self.queue_count)
         ]
         self._calls = [front_end_descriptors.Call() for _ in range(self.queue_count)]
-        queues = Queues(name, self._calls, self._make_serve, self._make_piece, self._bindings)
+        queues = Queues(name, self._calls, self._make_serve, self._make_piece, self._bound)
         self.places = QueuePlaces(queues, processes, self.complaints)
 
     @property
@@ -137,11 +137,13 @@ class Device:
         finally:
             self.close_fd(descriptor)
 
-    def _bindings(self, handle: int) -> Sequence[Binding]:
+    def _bound(self, handle: int) -> Bound:
         """What a reader may read of a session that the guest has open."""
-        assert self._processes is not None
-        place = self.view.place_of(self._processes.session_node, handle)
-        return () if place is None else self._processes.bindings(place[1])
+        processes = self._processes
+        assert processes is not None
+        version = processes.words.version_of(handle)  # before: what is bound meanwhile has a later one
+        place = self.view.place_of(processes.session_node, handle)
+        return Bound(version, () if place is None else processes.bindings(place[1]))
 
     def _say_live(self, is_live: bool) -> None:
         if self._processes is not None:

@@ -13,10 +13,10 @@ from agent.fs.control import guest_reads
 from agent.fs.control.face import SESSION_INO, ControlFace
 from agent.fs.control.guest_reads import GuestReads
 from agent.fs.control.start_prestage import prestage_nothing
-from agent.fs.guest_sessions import GuestWords, shared_words
+from agent.fs.guest_sessions import Bound, GuestWords, shared_words
 from agent.fs.interface import Caller, FsError
 from agent.fs.virtiofs.guest_view import EPOCH_SHIFT
-from agent.fs.virtiofs.processes.messages import decode_bindings, encode_bindings
+from agent.fs.virtiofs.processes.messages import decode_bound, encode_bound
 from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.steps import settle
@@ -61,10 +61,11 @@ class Both:
     def is_readable(self, volume: ServedVolume) -> bool:
         return self.may_read
 
-    def look(self, handle: int) -> object:
+    def look(self, handle: int) -> Bound:
         self.asked += 1
         assert handle == self.handle
-        return decode_bindings(encode_bindings(self.face.bindings(self.own_handle)))
+        version = self.words.version_of(handle)
+        return decode_bound(encode_bound(Bound(version, self.face.bindings(self.own_handle))))
 
     def tell(
         self, operation: Operation, *numbers: int, first: int = 0, lengths: tuple[int, ...] = ()
@@ -140,6 +141,19 @@ def test_a_ticket_that_is_bound_anew_is_another_key(both: Both) -> None:
         both.tell(Operation.GET, 1 + turn % 2)
         assert both.get(0) == value(1 + turn % 2)
     assert both.asked == 6
+
+
+def test_what_is_bound_is_learned_with_the_answer(both: Both) -> None:
+    both.agent.put(key_of(1), value(1))
+    both.tell(Operation.GET, 1)
+    bound = both.look(both.handle)
+    both.reads.learn(both.handle, bound)
+    assert both.get(0) == value(1)
+    assert both.asked == 1, "by the test"
+    both.tell(Operation.GET, 2)
+    both.reads.learn(both.handle, bound)
+    assert both.get(0) == b"", "an old answer is not believed"
+    assert both.asked == 2
 
 
 def test_a_miss_has_its_cause_in_the_first_process(both: Both) -> None:

@@ -28,7 +28,7 @@ class CarriesAll:
         self._carrier = carrier
 
     def serve(self, chain: Chain) -> int:
-        return self._carrier.carry(chain)
+        return self._carrier.carry(chain)[0]
 
 
 def queues_behind(link: socket.socket) -> GuestQueues:

@@ -2,16 +2,15 @@
 
 import os
 import socket
-from collections.abc import Sequence
 
-from agent.fs.guest_sessions import Binding
+from agent.fs.guest_sessions import Bound
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
 from agent.fs.virtiofs.processes.messages import (
     ANSWER_BYTES_MAX,
     LOOK,
     QUESTION,
     SERVE,
-    decode_bindings,
+    decode_bound,
     decode_written,
 )
 
@@ -24,17 +23,18 @@ class Carrier:
         self._socket = socket.socket(fileno=descriptor)
         self._queue = queue
 
-    def carry(self, chain: Chain) -> int:
-        """Have the first process answer a chain; how many bytes it has written. Raises BadRing."""
-        question = QUESTION.pack(SERVE, chain.again, chain.head, 0, self._queue.taking(chain.head))
+    def carry(self, chain: Chain, handle: int = 0) -> tuple[int, Bound | None]:
+        """Have the first process answer a chain: how many bytes it has written, and what is bound then in the
+        session of that handle, where one is named. Raises BadRing."""
+        question = QUESTION.pack(SERVE, chain.again, chain.head, 0, self._queue.taking(chain.head), handle)
         found = decode_written(self._ask(question))
         if isinstance(found, str):
             raise BadRing(found)
         return found
 
-    def bindings(self, handle: int) -> Sequence[Binding]:
-        """Of a session of the guest."""
-        return decode_bindings(self._ask(QUESTION.pack(LOOK, 0, 0, 0, handle)))
+    def bound(self, handle: int) -> Bound:
+        """In a session of the guest."""
+        return decode_bound(self._ask(QUESTION.pack(LOOK, 0, 0, 0, 0, handle)))
 
     def _ask(self, question: bytes) -> bytes:
         try:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from agent.fs.guest_sessions import Binding
+from agent.fs.guest_sessions import Bound
 from agent.fs.virtiofs.back_end import QueueSetup
 from agent.fs.virtiofs.device_queue import BadRing, DeviceQueue
 from agent.fs.virtiofs.front_end_descriptors import signal
@@ -37,7 +37,7 @@ from agent.fs.virtiofs.processes.messages import (
     UseMemory,
     decode_answer,
     encode_bad,
-    encode_bindings,
+    encode_bound,
     encode_message,
     encode_written,
 )
@@ -194,14 +194,14 @@ class RemoteQueue:
         index: int,
         ring: DeviceQueue,
         make_serve: Callable[[], Serve],
-        bindings: Callable[[int], Sequence[Binding]],
+        bound: Callable[[int], Bound],
         link: ReaderLink,
     ) -> None:
-        """`ring` is there to follow chains. `make_serve` is called in the thread; `bindings`: of a session of
+        """`ring` is there to follow chains. `make_serve` is called in the thread; `bound`: in a session of
         the guest, by its handle."""
         self.link: Final = link
         self._index, self._ring = index, ring
-        self._make_serve, self._bindings = make_serve, bindings
+        self._make_serve, self._bound = make_serve, bound
         self._carried, self._carrying = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.last: Taken | None = None
@@ -270,16 +270,16 @@ class RemoteQueue:
             self._carried.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, serve: Serve, question: bytes) -> bytes:
-        which, again, head, _, number = QUESTION.unpack(question)
+        which, again, head, _, taking, handle = QUESTION.unpack(question)
         if which != SERVE:
-            return encode_bindings(self._bindings(number))
+            return encode_bound(self._bound(handle))
         try:
             chain = self._ring.chain_at(head, again=bool(again))
         except BadRing as bad:
             return encode_bad(str(bad))
         written = serve(chain)
-        self.last = Taken(head, number, written)
-        return encode_written(written)
+        self.last = Taken(head, taking, written)
+        return encode_written(written, self._bound(handle) if handle else None)
 
 
 def tell_memory(link: ReaderLink, memory: MemoryTable) -> None:

@@ -12,8 +12,10 @@ Then each message of the first process has one answer, `Done` or `Refused`.
 The *carrying socket*, one for each run of a queue, is asked by the reader's thread of that queue, one
 question at a time. All fields are little-endian:
 
-    serve      u8 1, u8 again, u16 head, u32 0, u64 taking     answered by: u8 0, u32 written
-    look       u8 2, u8 0, u16 0, u32 0, u64 handle            answered by: rows of bindings
+    serve      u8 1, u8 again, u16 head, u32 0, u64 taking, u64 handle
+               answered by u8 0, u32 written; behind it what is bound in that session then, if handle is not 0
+    look       u8 2, u8 0, u16 0, u32 0, u64 0, u64 handle
+               answered by what is bound in that session: u64 version, names of volumes, rows
     bad        the answer where the ring cannot be followed: u8 1, then words
 """
 
@@ -23,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from agent.fs.guest_sessions import Binding
+from agent.fs.guest_sessions import Binding, Bound
 from agent.virtio.memory_table import REGIONS_MAX
 from agent.virtio.vhost_user import Region
 from host_shim.control_wire import KEY_BYTES, TICKETS_MAX, VOLUME_NAME_BYTES_MAX
@@ -34,13 +36,16 @@ DESCRIPTORS_MAX: Final = FIRST_DESCRIPTORS + REGIONS_MAX + 4
 LINE_BYTES_MAX: Final = 32 << 10
 SERVE: Final = 1
 LOOK: Final = 2
-QUESTION: Final = struct.Struct("<BBHIQ")
-"""Which, again, head, 0, and the number of the taking or the handle."""
+QUESTION: Final = struct.Struct("<BBHIQQ")
+"""Which, again, head, 0, the number of the taking, and the handle of a session."""
 _WRITTEN: Final = struct.Struct("<xI")
 _BAD: Final = b"\x01"
 _ROW: Final = struct.Struct(f"<HBxQ{KEY_BYTES}s")
 _NAME: Final = struct.Struct("<B")
-ANSWER_BYTES_MAX: Final = TICKETS_MAX * (_ROW.size + _NAME.size + VOLUME_NAME_BYTES_MAX)
+_VERSION: Final = struct.Struct("<Q")
+ANSWER_BYTES_MAX: Final = (
+    _WRITTEN.size + _VERSION.size + TICKETS_MAX * (_ROW.size + _NAME.size + VOLUME_NAME_BYTES_MAX)
+)
 
 
 class BadMessage(Exception):
@@ -159,29 +164,31 @@ def decode_answer(line: bytes) -> Answer:
         raise BadMessage(f"no answer: {wrong}") from None
 
 
-def encode_written(count: int) -> bytes:
-    return _WRITTEN.pack(count)
+def encode_written(count: int, bound: Bound | None = None) -> bytes:
+    return _WRITTEN.pack(count) + (b"" if bound is None else encode_bound(bound))
 
 
 def encode_bad(words: str) -> bytes:
     return _BAD + words.encode()
 
 
-def decode_written(answer: bytes) -> int | str:
-    """Bytes that were written into a chain; words where its ring cannot be followed. Raises BadMessage."""
+def decode_written(answer: bytes) -> tuple[int, Bound | None] | str:
+    """Bytes that were written into a chain, and what is bound, where that was asked; words where the ring
+    cannot be followed. Raises BadMessage."""
     if answer.startswith(_BAD):
         return answer[1:].decode(errors="replace")
-    if len(answer) != _WRITTEN.size:
+    if len(answer) < _WRITTEN.size:
         raise BadMessage(f"{len(answer)} bytes to say how many were written")
-    count: int = _WRITTEN.unpack(answer)[0]
-    return count
+    count: int = _WRITTEN.unpack_from(answer)[0]
+    return count, decode_bound(answer[_WRITTEN.size :]) if len(answer) > _WRITTEN.size else None
 
 
-def encode_bindings(bindings: Sequence[Binding]) -> bytes:
-    """The names of their volumes, each behind its length and 0 behind the last, then a row each."""
+def encode_bound(bound: Bound) -> bytes:
+    """Names of volumes come each behind its length, and 0 behind the last; then a row for each binding."""
+    bindings = bound.bindings
     names = sorted({each.volume for each in bindings})[:255]
     numbers = {name: number for number, name in enumerate(names)}
-    parts = []
+    parts = [_VERSION.pack(bound.version)]
     for name in names:
         parts += [_NAME.pack(len(name.encode())), name.encode()]
     parts.append(_NAME.pack(0))
@@ -193,14 +200,17 @@ def encode_bindings(bindings: Sequence[Binding]) -> bytes:
     return b"".join(parts)
 
 
-def decode_bindings(answer: bytes) -> list[Binding]:
+def decode_bound(answer: bytes) -> Bound:
     """Raises BadMessage."""
     try:
-        names, at = [], 0
+        (version,) = _VERSION.unpack_from(answer)
+        names, at = [], _VERSION.size
         while size := answer[at]:
             names.append(answer[at + 1 : at + 1 + size].decode())
             at += 1 + size
         rows = _ROW.iter_unpack(memoryview(answer)[at + 1 :])
-        return [Binding(ticket, serial, names[number], key) for ticket, number, serial, key in rows]
+        return Bound(
+            version, [Binding(ticket, serial, names[number], key) for ticket, number, serial, key in rows]
+        )
     except (IndexError, ValueError, struct.error) as wrong:
         raise BadMessage(f"no bindings: {wrong}") from None

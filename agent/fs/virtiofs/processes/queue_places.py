@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from agent.fs.guest_sessions import Binding, GuestWords
+from agent.fs.guest_sessions import Binding, Bound, GuestWords
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup
 from agent.fs.virtiofs.device_queue import BadRing, DeviceQueue
 from agent.fs.virtiofs.front_end_descriptors import Call
@@ -55,8 +55,8 @@ class Queues(NamedTuple):
     make_serve: Callable[[int], Callable[[], Serve]]
     make_piece: Callable[[int], memoryview]
     """Zeros of so many bytes for an inflight piece, which other processes may map."""
-    bindings: Callable[[int], Sequence[Binding]]
-    """Of a session of the guest, by the guest's handle."""
+    bound: Callable[[int], Bound]
+    """In a session of the guest, by the guest's handle."""
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class QueuePlaces:
             index,
             self._ring(served, None),
             queues.make_serve(index),
-            queues.bindings,
+            queues.bound,
             link,
         )
         try:

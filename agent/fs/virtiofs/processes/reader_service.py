@@ -2,23 +2,30 @@
 
 Of the request a peek tells which it is, before anything is gathered. What a get comes to is answered here
 if it is a value, its absence, or too little room for it. Any other answer is the first process' to give.
+Where keys are bound to tickets, what is bound comes back with the answer. A guest that changes its memory
+between the looks of both misleads itself alone: what it is told of are its own sessions.
 """
 
 import errno
+from collections.abc import Callable
 from typing import Final
 
 from agent.fs.fuse.abi import IN_HEADER, IN_HEADER_BYTES, OUT_HEADER, Opcode
+from agent.fs.fuse.requests import WRITE_HEAD_BYTES, WRITE_IN
 from agent.fs.fuse.session import FuseSession, Reply
-from agent.fs.guest_sessions import GuestWords
+from agent.fs.guest_sessions import Bound, GuestWords
 from agent.fs.virtiofs.device_queue import Chain
 from agent.fs.virtiofs.processes.carrier import Carrier
 from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.pool.steps import Runner
+from host_shim.control_wire import HEADER_BYTES, binds_reads
 
 _IN_HEADER: Final = IN_HEADER
 _OUT_HEADER: Final = OUT_HEADER
-_READ: Final[int] = Opcode.READ.value
-_GETXATTR: Final[int] = Opcode.GETXATTR.value
+_WRITE_IN: Final = WRITE_IN
+_WRITE: Final[int] = Opcode.WRITE.value
+_GETS: Final = frozenset({Opcode.READ.value, Opcode.GETXATTR.value})
+_HEAD_BYTES: Final = WRITE_HEAD_BYTES + HEADER_BYTES
 _FINAL: Final = frozenset({0, -errno.ENODATA, -errno.ERANGE})
 
 
@@ -29,18 +36,22 @@ class ReaderService:
         self,
         session: FuseSession,
         node: int,
+        learn: Callable[[int, Bound], object],
         buffers: RequestBuffers,
         runner: Runner,
         words: GuestWords,
         carrier: Carrier,
     ) -> None:
-        """`session`: over the gets that are served here, all of one `node`."""
-        self._session, self._node, self._buffers, self._runner = session, node, buffers, runner
+        """`session`: over the gets that are served here, all of one `node`. `learn` is told what is bound in
+        a session of the guest, by its handle."""
+        self._session, self._node, self._learn = session, node, learn
+        self._buffers, self._runner = buffers, runner
         self._words, self._carrier = words, carrier
 
     def serve(self, chain: Chain) -> int:
         """How many bytes were written into the chain's buffers. Raises BadRing."""
-        if self._is_get(chain) and self._words.is_live:
+        opcode = self._opcode(chain)
+        if opcode in _GETS and self._words.is_live:
             buffers = self._buffers
             message, received, data, room = buffers.take(chain.readable, chain.writable)
             reply = self._session.answer(message, received, data, room, self._runner)
@@ -48,19 +59,37 @@ class ReaderService:
                 written = buffers.put(reply)
                 if written is not None:
                     return written
-        return self._carrier.carry(chain)
+        handle = session_bound_by(chain) if opcode == _WRITE else 0
+        written, bound = self._carrier.carry(chain, handle)
+        if bound is not None:
+            self._learn(handle, bound)
+        return written
 
-    def _is_get(self, chain: Chain) -> bool:
+    def _opcode(self, chain: Chain) -> int:
+        """That of a request about the node; 0 for any other."""
         head = chain.readable[0] if chain.readable else b""
         if len(head) < IN_HEADER_BYTES:
-            return False
+            return 0
         opcode: int
         node: int
         _, opcode, _, node, *_ = _IN_HEADER.unpack_from(head)
-        return node == self._node and opcode in (_READ, _GETXATTR)
+        return opcode if node == self._node else 0
 
 
 def is_final(reply: Reply) -> bool:
     """Whether the guest is to have this answer, and not the first process' own."""
     error: int = _OUT_HEADER.unpack_from(reply[0])[1]
     return error in _FINAL
+
+
+def session_bound_by(chain: Chain) -> int:
+    """The handle of a session in which a WRITE binds keys to be read; 0 for any other WRITE."""
+    head = b""
+    for run in chain.readable:
+        head += run[: _HEAD_BYTES - len(head)]
+        if len(head) == _HEAD_BYTES:
+            handle: int
+            offset: int
+            handle, offset, *_ = _WRITE_IN.unpack_from(head, IN_HEADER_BYTES)
+            return handle if not offset and binds_reads(head[WRITE_HEAD_BYTES:]) else 0
+    return 0

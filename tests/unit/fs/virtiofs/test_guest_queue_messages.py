@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.fs.guest_sessions import Binding
+from agent.fs.guest_sessions import Binding, Bound
 from agent.fs.virtiofs.processes.messages import (
     ANSWER_BYTES_MAX,
     LINE_BYTES_MAX,
@@ -23,12 +23,12 @@ from agent.fs.virtiofs.processes.messages import (
     UseCall,
     UseMemory,
     decode_answer,
-    decode_bindings,
+    decode_bound,
     decode_message,
     decode_written,
     encode_answer,
     encode_bad,
-    encode_bindings,
+    encode_bound,
     encode_message,
     encode_written,
 )
@@ -66,7 +66,7 @@ JSON = st.recursive(
 
 @given(st.binary(max_size=80) | JSON.map(lambda found: json.dumps(found).encode()))
 def test_what_is_no_message_says_so(line: bytes) -> None:
-    for decode in (decode_message, decode_answer, decode_bindings, decode_written):
+    for decode in (decode_message, decode_answer, decode_bound, decode_written):
         try:
             decode(line)
         except BadMessage:
@@ -75,7 +75,9 @@ def test_what_is_no_message_says_so(line: bytes) -> None:
 
 def test_how_many_bytes_were_written_is_never_taken_for_a_broken_ring() -> None:
     for count in (0, 1, 255, 256, 0x0101_0101, (1 << 32) - 1):
-        assert decode_written(encode_written(count)) == count
+        assert decode_written(encode_written(count)) == (count, None)
+        bound = Bound(count, [Binding(1, count, "v", bytes(16))])
+        assert decode_written(encode_written(count, bound)) == (count, bound)
     assert decode_written(encode_bad("abcd")) == "abcd"
 
 
@@ -84,18 +86,17 @@ def test_all_bindings_of_a_session_come_back() -> None:
         Binding(number, (1 << 55) + number, f"volume {number % 200}", number.to_bytes(16, "big"))
         for number in range(TICKETS_MAX)
     ]
-    answer = encode_bindings(bindings)
+    answer = encode_written(0, Bound(1 << 60, bindings))
     assert len(answer) <= ANSWER_BYTES_MAX
-    assert decode_bindings(answer) == bindings
-    assert decode_bindings(encode_bindings([])) == []
+    assert decode_written(answer) == (0, Bound(1 << 60, bindings))
+    assert decode_bound(encode_bound(Bound(0, []))) == Bound(0, [])
 
 
 def test_a_binding_of_a_volume_too_many_is_left_out() -> None:
     bindings = [Binding(number, number + 1, f"v{number:04}", bytes(16)) for number in range(300)]
-    found = decode_bindings(encode_bindings(bindings))
-    assert found == bindings[:255]
+    assert decode_bound(encode_bound(Bound(3, bindings))) == Bound(3, bindings[:255])
 
 
 def test_a_question_has_one_layout() -> None:
-    packed = QUESTION.pack(1, 1, 0x0203, 0, 0x0405060708090A0B)
-    assert packed == bytes.fromhex("01 01 03 02 00 00 00 00 0b 0a 09 08 07 06 05 04")
+    packed = QUESTION.pack(1, 1, 0x0203, 0, 0x0405060708090A0B, 0x0C0D0E0F10111213)
+    assert packed == bytes.fromhex("01 01 03 02 00 00 00 00 0b 0a 09 08 07 06 05 04 13 12 11 10 0f 0e 0d 0c")
