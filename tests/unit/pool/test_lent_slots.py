@@ -434,6 +434,50 @@ def test_a_delete_amid_a_put_and_after_it() -> None:
     lending.nothing_is_held()
 
 
+@pytest.mark.parametrize("ends", ["stored", "refused", "died"])
+def test_a_value_whose_slot_is_lent_is_deleted_for_everybody(ends: str) -> None:
+    """It is out of the lender's memory before flash says so, and the other process reads flash."""
+    lending = Lending((1,))
+    for number in MANY:
+        assert lending.first.put(key_of(number), content(number)).stored
+        assert lending.reader.get(key_of(number)) == content(number)
+    exchange, victims = lending.exchange, list[int]()
+
+    def then_delete(message: bytes) -> bytes:
+        answer = exchange(message)
+        if Kind(message[0]) is Kind.ASK:
+            [cached] = lending.first.cache.snapshot()
+            assert cached.directory is not None
+            for number in MANY:
+                if cached.directory.find(lending.first.volume.placement.pseudonym(key_of(number))) is None:
+                    victims.append(number)
+                    assert lending.reader.get(key_of(number)) == content(number), "nothing has said so yet"
+                    lending.first.delete(key_of(number))
+                    assert not isinstance(lending.pool.agent().get(key_of(number)), bytes)
+            if ends == "died":
+                raise Died
+            if ends == "refused":
+                lending.reader.channel.clock += 6
+        return answer
+
+    lending.exchange = then_delete  # type: ignore[method-assign]
+    if ends == "died":
+        with pytest.raises(Died):
+            lending.put([100])
+        lending.close()
+    else:
+        assert lending.put([100]) == [True if ends == "stored" else UNTRIED]
+    lending.nothing_is_held()
+    [victim] = victims
+    for _ in range(2):
+        for agent in (lending.first, lending.pool.agent()):
+            assert not isinstance(agent.get(key_of(victim)), bytes)
+        lending.first.channel.clock += GIVEN_UP_SECONDS
+        lending.first.age_directories()
+    served = [n for n in MANY if lending.pool.agent().get(key_of(n)) == content(n)]
+    assert len(served) == 63, "no other value went"
+
+
 def test_another_agent_takes_the_slot_meanwhile() -> None:
     """Its entry stays; of two values in one slot one proves itself, and the other is a miss."""
     lending = Lending((1,), value_bytes=4096)
