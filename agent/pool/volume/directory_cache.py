@@ -115,8 +115,8 @@ class CachedSet:
     dropped: dict[int, int] = field(default_factory=dict)
     """Slots whose entry of this generation was taken out here alone, for a put that is to say so on flash."""
     covered: dict[int, bytes] | None = None
-    """Reserved slots in which flash names a key that is not named there here, by its pseudonym, as of the
-    last read: mostly the victim of a put under way. None: there are none."""
+    """Reserved slots in which flash names a key that is not named there here, by its pseudonym: mostly the
+    victim of a put under way. None: there are none."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
     writes: int = 0

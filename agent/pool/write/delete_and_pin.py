@@ -65,7 +65,7 @@ def _delete(
                 with cached.guard:
                     marks += directory.unmark(pseudonym)
                     generations += [entry.generation for entry in map(directory.entry, slots) if entry]
-                erased.append(change.erase(cached, slots))
+                erased.append(change.erase(cached, slots, pseudonym))
                 continue
             marked, cause = yield from change.unmark(cached, pseudonym, deadline)
             was_below |= marked

@@ -10,11 +10,13 @@ import pytest
 from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutElsewhere, PutRefused, TooLong
+from agent.pool.steps import Steps
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import Keys, TenantShare
 from agent.pool.write.batch import UNTRIED
+from agent.pool.write.set_transaction import SetTransaction
 from agent.pool.write.slot_messages import Kind
 from agent.remote.fence import GIVEN_UP_SECONDS
 from agent.sim.medium import fixed_secret
@@ -476,6 +478,33 @@ def test_a_value_whose_slot_is_lent_is_deleted_for_everybody(ends: str) -> None:
         lending.first.age_directories()
     served = [n for n in MANY if lending.pool.agent().get(key_of(n)) == content(n)]
     assert len(served) == 63, "no other value went"
+
+
+def test_a_slot_that_was_lent_since_it_was_looked_at_is_not_erased() -> None:
+    """A move, or a delete, has found a value there that makes way for another one now."""
+    lending = Lending((1,))
+    first = lending.first
+    for number in MANY:
+        assert first.put(key_of(number), content(number)).stored
+    [cached] = first.cache.snapshot()
+    assert cached.directory is not None
+    named = {slot: entry.pseudonym for slot, entry in cached.directory}
+
+    def erase(slot: int) -> Steps[MissCause | None]:
+        with SetTransaction(first.volume, first.channel, cached) as change:
+            assert (yield from change.begin(first.deadline())) is None
+            return (yield from change.erase(cached, [slot], named[slot]).end(first.deadline()))
+
+    def before(kind: Kind) -> None:
+        if kind is Kind.WRITTEN:
+            [slot] = cached.reserved
+            assert first.channel.run(erase(slot)) is None
+
+    lending.before = before
+    assert lending.put([100]) == [True]
+    for agent in (first, lending.pool.agent()):
+        assert agent.get(key_of(100)) == content(100)
+    lending.nothing_is_held()
 
 
 def test_another_agent_takes_the_slot_meanwhile() -> None:
