@@ -212,10 +212,9 @@ class HeaderErase:
             directory = cached.directory
             for slot in slots:
                 entry = directory.entry(slot) if directory is not None else None
-                if entry is None or entry.pseudonym != pseudonym:
-                    continue
-                self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
-                cached.cooldown_until[slot] = until
+                if entry is not None and entry.pseudonym == pseudonym:
+                    self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
+                    cached.cooldown_until[slot] = until
 
     def send(self) -> None:
         """Send the zeros; `end` waits for them."""
