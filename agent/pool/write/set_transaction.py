@@ -187,10 +187,10 @@ class HeaderErase:
     directory. The set's writer is held meanwhile.
 
     An agent with an old directory finds nothing in such a slot. Zeros that land late would destroy a newer
-    value. So a slot is left alone that has another entry by now, or that a put has chosen for its value; the
-    others cool down (take no value) from the making of this object until the zeros are on flash, or for
-    COOLDOWN_SECONDS after a write without an answer. An entry that flash shows in that time is
-    no value to a put (agent/pool/write/put.py), for it may be cleared yet.
+    value. So a slot is left alone that a put has chosen since, or that has another entry by now. The others
+    cool down (take no value) from the making of this object until the zeros are on flash, or for
+    COOLDOWN_SECONDS after a write without an answer. An entry that flash shows in that time is no value to a
+    put (agent/pool/write/put.py), for it may be cleared yet.
     """
 
     def __init__(
