@@ -108,7 +108,7 @@ class Migration:
             if cause in (MissCause.EVICTED, MissCause.EXPIRED):
                 return (yield from self._unname(change, reader, cause))
         # Where the erase has no answer, flash may have the entry still: the next walk tries again.
-        failure = yield from change.erase(old.cached, [old.slot]).end(self._deadline)
+        failure = yield from change.erase(old.cached, [old.slot], old.entry.pseudonym).end(self._deadline)
         return Outcome.GONE if failure is None else Outcome.TROUBLE
 
     def _verifier(self, found: Found) -> SlotVerifier:

@@ -228,7 +228,8 @@ def _take_back(volume: Volume, channel: IoChannel, copy: NamedCopy) -> Steps[Non
                     copy.generation,
                 )
                 if not gone:
-                    gone = (yield from change.erase(target, [copy.slot]).end(deadline)) is None
+                    erase = change.erase(target, [copy.slot], copy.pseudonym)
+                    gone = (yield from erase.end(deadline)) is None
     finally:
         if not gone:
             volume.replication_backlog.doubt(copy, channel.now() + DOUBT_SECONDS)

@@ -267,7 +267,7 @@ class ReplacingWriter(SlotWriter):
         beside: list[HeaderErase] = []
         for older in self._older:
             if older.cached is cached:
-                beside.append(HeaderErase(volume, channel, cached, older.slots))
+                beside.append(HeaderErase(volume, channel, cached, older.slots, self.pseudonym))
         is_named = False
         try:
             yield from self._name(channel, reservation, writes, length, deadline)
@@ -281,7 +281,7 @@ class ReplacingWriter(SlotWriter):
         erased = beside
         for older in self._older:
             if older.cached is not cached:
-                erased.append(change.erase(older.cached, older.slots))
+                erased.append(change.erase(older.cached, older.slots, self.pseudonym))
         failed: MissCause | None = None
         for each in erased:
             cause = yield from each.end(deadline)

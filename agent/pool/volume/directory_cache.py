@@ -114,6 +114,9 @@ class CachedSet:
     another agent has named a value of its own there since."""
     dropped: dict[int, int] = field(default_factory=dict)
     """Slots whose entry of this generation was taken out here alone, for a put that is to say so on flash."""
+    covered: dict[int, bytes] | None = None
+    """Reserved slots in which flash names a key that is not named there here, by its pseudonym: mostly the
+    victim of a put under way. None: there are none."""
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
     writes: int = 0
@@ -178,6 +181,7 @@ class CachedSet:
                 fresh.keep_in_doubt(ours)
                 # Of flash as it is: a put that has reserved a slot whose entry is damaged changes no flash.
                 doubted = dict(fresh.doubted)
+                self.covered = None
                 for slot in self.reserved:
                     if slot not in self.unnamed or not self._is_anothers(fresh, slot):
                         self._take_reserved(fresh, slot, ours)
@@ -217,7 +221,10 @@ class CachedSet:
         """Keep our entry of a reserved slot. Its mark stays only where flash has that, or names the victim
         that is to leave it: else a delete through another agent has taken it, or the victim."""
         victim, mark = self.victims.get(slot, NO_VICTIM) if self.victims is not None else NO_VICTIM
-        named = fresh.entry(slot)
+        named, own = fresh.entry(slot), ours.entry(slot)
+        if named is not None and (own is None or own.pseudonym != named.pseudonym):
+            self.covered = self.covered or {}
+            self.covered[slot] = named.pseudonym
         is_there = named is not None and named.generation == victim
         if fresh.mark_block is not None:
             if is_there and mark:
@@ -249,6 +256,12 @@ class CachedSet:
             self.unnamed.pop(slot, None)
             if self.victims is not None:
                 self.victims.pop(slot, None)
+            if self.covered is not None:
+                self.covered.pop(slot, None)
+
+    def covers(self, pseudonym: bytes) -> bool:
+        """Whether flash names the key in a slot that is reserved here. Called with `guard` held."""
+        return self.covered is not None and pseudonym in self.covered.values()
 
     def was_written(self, writes: int) -> bool:
         """Whether a write of ours has crossed a read that went out at `writes`. Then `accept` has left the

@@ -60,15 +60,21 @@ def _delete(
             directory = cached.directory
             assert directory is not None
             with cached.guard:
-                slots = directory.find_all(pseudonym)
+                slots, is_covered = directory.find_all(pseudonym), cached.covers(pseudonym)
             if slots:
                 with cached.guard:
                     marks += directory.unmark(pseudonym)
                     generations += [entry.generation for entry in map(directory.entry, slots) if entry]
-                erased.append(change.erase(cached, slots))
+                erased.append(change.erase(cached, slots, pseudonym))
                 continue
             marked, cause = yield from change.unmark(cached, pseudonym, deadline)
             was_below |= marked
+            if is_covered and not marked:
+                # It is the victim of a put that has not said so on flash, and may never do so: other
+                # processes and agents serve it until then, and this one again after a put that fails.
+                with cached.guard:
+                    image = directory.image()
+                cause = yield from change.write(cached, image, (), deadline)
             if cause is not None:
                 faults.append(cause)
         for each in erased:

@@ -10,7 +10,7 @@ It has four guarantees, which its users do not repeat:
    be lost then, as it may by a put. With G4 below the request counts, or a mark would be back that another
    agent took.
 3. **The entry as it was.** `clear` leaves an entry that is another one by now, or whose slot a put has
-   reserved. Those who `erase` or `write` ask `is_named` first.
+   reserved. `erase` leaves the slot of another key. Those who `write` ask `is_named` first.
 4. **A fence.** A write without an answer may land late. So its slots cool down, and an entry that it may
    bring is disproven; no delete of that key succeeds meanwhile.
 """
@@ -177,9 +177,9 @@ class SetTransaction:
             self._volume.removed_marks.note(pseudonym, marks, self._channel.now())
         return cause
 
-    def erase(self, cached: CachedSet, slots: Collection[int]) -> "SlotErase":
-        """Send the writes that free slots, entry and header; `SlotErase.end` waits for them."""
-        return SlotErase(self._volume, self._channel, cached, slots)
+    def erase(self, cached: CachedSet, slots: Collection[int], pseudonym: bytes) -> "SlotErase":
+        """Send the writes that free slots of a key, entry and header; `SlotErase.end` waits for them."""
+        return SlotErase(self._volume, self._channel, cached, slots, pseudonym)
 
 
 class HeaderErase:
@@ -187,12 +187,21 @@ class HeaderErase:
     directory. The set's writer is held meanwhile.
 
     An agent with an old directory finds nothing in such a slot. Zeros that land late would destroy a newer
-    value. So the slot cools down (takes no value) from the making of this object until the zeros are on
-    flash, or for COOLDOWN_SECONDS after a write without an answer. An entry that flash shows in that time is
-    no value to a put (agent/pool/write/put.py), for it may be cleared yet.
+    value. So a slot is left alone that a put has chosen since, or that has another entry by now. The others
+    cool down (take no value) from the making of this object until the zeros are on flash, or for
+    COOLDOWN_SECONDS after a write without an answer. An entry that flash shows in that time is no value to a
+    put (agent/pool/write/put.py), for it may be cleared yet.
     """
 
-    def __init__(self, volume: Volume, channel: IoChannel, cached: CachedSet, slots: Collection[int]) -> None:
+    def __init__(
+        self,
+        volume: Volume,
+        channel: IoChannel,
+        cached: CachedSet,
+        slots: Collection[int],
+        pseudonym: bytes,
+    ) -> None:
+        """`slots` name the key of the `pseudonym`, as far as they still do."""
         self._volume = volume
         self._channel = channel
         self._cached = cached
@@ -200,9 +209,12 @@ class HeaderErase:
         self._writes: list[Pending] = []
         until = channel.now() + COOLDOWN_SECONDS
         with cached.guard:
+            directory = cached.directory
             for slot in slots:
-                self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
-                cached.cooldown_until[slot] = until
+                entry = directory.entry(slot) if directory is not None else None
+                if entry is not None and entry.pseudonym == pseudonym:
+                    self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
+                    cached.cooldown_until[slot] = until
 
     def send(self) -> None:
         """Send the zeros; `end` waits for them."""
@@ -235,12 +247,19 @@ class HeaderErase:
 class SlotErase(HeaderErase):
     """An erase of slots of one set, header and entry, on its way to flash."""
 
-    def __init__(self, volume: Volume, channel: IoChannel, cached: CachedSet, slots: Collection[int]) -> None:
-        super().__init__(volume, channel, cached, slots)
+    def __init__(
+        self,
+        volume: Volume,
+        channel: IoChannel,
+        cached: CachedSet,
+        slots: Collection[int],
+        pseudonym: bytes,
+    ) -> None:
+        super().__init__(volume, channel, cached, slots, pseudonym)
         with cached.guard:
             directory = cached.directory
             assert directory is not None
-            for slot in slots:
+            for slot in self._cooling_before:
                 directory.clear(slot)
             image = directory.image()
         self.send()

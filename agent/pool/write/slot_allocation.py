@@ -100,6 +100,8 @@ def reserve(
             ghost = left_by(volume, cached, choice)
             directory.clear(choice.slot, ghost=ghost)
             cached.dropped[choice.slot] = present.generation
+            cached.covered = cached.covered or {}
+            cached.covered[choice.slot] = present.pseudonym
             if ghost is not None and is_mark(ghost) and len(ghost) == MARK_BYTES:
                 cached.victims = cached.victims or {}
                 wide = wide_mark(decode(ghost), choice.slot, present.pseudonym)

@@ -60,6 +60,8 @@ class Race:
         self.channels: list[SimChannel] = []
         self.stored: dict[bytes, set[bytes]] = {}
         """Every value that somebody began to store under a key."""
+        self.under_way: set[bytes] = set()
+        """Of these, those whose puts have not ended."""
         self.acknowledged: dict[bytes, bytes] = {}
         self.gets = 0
         self.wrong: list[str] = []
@@ -89,6 +91,7 @@ class Race:
             min(self.settings.value_bytes, self.rng.choice([100, 5000, 65536, 100_000]))
         )
         self.stored.setdefault(key, set()).add(value)
+        self.under_way.add(value)
         writing = SlotWriter(volume, key, length=len(value) if self.rng.random() < 0.5 else None)
         at = 0
         try:
@@ -100,6 +103,8 @@ class Race:
             yield from writing.finish(channel, channel.now() + 20)
         except PutRefused:
             return False
+        finally:
+            self.under_way.discard(value)
         if writing.stored:
             self.acknowledged[key] = value
         return writing.stored

@@ -68,6 +68,7 @@ class Borrowing(Race):
         values = [random.Random(f"{name} {n} {self.rng.random()}").randbytes(9000) for n in numbers]
         for number, value in zip(numbers, values, strict=True):
             self.stored.setdefault(key_of(number), set()).add(value)
+        self.under_way.update(values)
         wanted = [Value(key_of(n), len(value)) for n, value in zip(numbers, values, strict=True)]
         slots = LentSlots(volume, lender, wanted, 20.0, 0, NoFence())
         try:
@@ -106,6 +107,7 @@ class Borrowing(Race):
                         self.acknowledged[key] = values[number]
         finally:
             slots.close()
+            self.under_way.difference_update(values)
 
     def _sealed(self, key: bytes, value: bytes, slot: LentSlot) -> memoryview:
         codec = self.other.codec.of_key(slot.fingerprint)

@@ -73,6 +73,23 @@ def assert_nothing_held(agent: PoolAgent) -> None:
     assert all(cached.users == 0 for cached in agent.cache.snapshot())
 
 
+def test_a_value_that_makes_way_is_deleted_on_flash_though_the_put_is_given_up() -> None:
+    pool = MemoryPool(ONE_SET, value_bytes=len(VALUE), unit_bytes=UNIT, suite="plain+crc64")
+    agent = pool.agent()
+    keys = [key_of(number) for number in range(SLOTS_PER_SET)]
+    for key in keys:
+        assert agent.put(key, VALUE).stored
+    waiting = begin(agent, SLOTS_PER_SET)
+    [victim] = [key for key in keys if isinstance(agent.get(key), MissCause)]
+    agent.delete(victim)
+    assert isinstance(pool.agent().get(victim), MissCause)
+    drop(agent, waiting)
+    agent.age_directories()
+    assert isinstance(agent.get(victim), MissCause)
+    assert all(agent.get(key) == VALUE for key in keys if key != victim)
+    assert_nothing_held(agent)
+
+
 def test_what_waits_in_memory_is_bounded_and_whole_values_go_on() -> None:
     agent = agent_with()
     first, second = begin(agent, 1), begin(agent, 2, 1000)
