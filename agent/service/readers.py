@@ -331,6 +331,10 @@ class Readers(OwnThread):
             process.wait()
         elif process.poll() is None and reader.borrower.is_to_end.is_set():
             # A slot that is lent to it is nobody's until it has ended.
+            log.error(
+                "process %d of this agent (%d) has not said in time what became of slots that were lent to it",
+                reader.number, process.pid,
+            )  # fmt: skip
             process.kill()
             process.wait()
         if process.returncode is not None:
