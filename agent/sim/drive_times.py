@@ -123,7 +123,6 @@ class HostLinks:
     nic_in: SharedLink
     nic_out: SharedLink
     to_gpu: SharedLink
-    from_gpu: SharedLink
     own_disks: QueueLink
     leaf: int = 0
     """Of the fabric, where there is one."""
@@ -170,8 +169,7 @@ class RatedFlash:
         self.hosts = [
             HostLinks(
                 link_of(plan, plan.host_nic), link_of(plan, plan.host_nic),
-                SharedLink(pcie), SharedLink(pcie),
-                QueueLink(plan.g3_rate, plan.drive_latency), number // plan.hosts_per_leaf,
+                SharedLink(pcie), QueueLink(plan.g3_rate, plan.drive_latency), number // plan.hosts_per_leaf,
             )
             for number in range(plan.hosts)
         ]  # fmt: skip
@@ -179,8 +177,6 @@ class RatedFlash:
         self.small_bytes = 0
         self.moves = Durations()
         """Of values between drives and hosts, where there is a fabric."""
-        self.value_bytes_read = 0
-        self.value_bytes_written = 0
 
     # -- links ------------------------------------------------------------------------------------
 
@@ -251,10 +247,6 @@ class RatedFlash:
         whole = size * self.stripe
         if fabric is not None:
             ended = self.moves.timed(self.loop, ended)
-        if write:
-            self.value_bytes_written += whole
-        else:
-            self.value_bytes_read += whole
         legs.append((nic, whole))
         leg = last_of(len(legs) + 1, ended)
         for link, carried in legs:

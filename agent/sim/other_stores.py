@@ -22,8 +22,6 @@ UNBOUNDED = 1 << 62
 class NoStore:
     """Nothing behind the hosts' memory: what is not there is computed again."""
 
-    name = "recompute"
-
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         yield from ()
         return 0
@@ -92,8 +90,6 @@ class Remembering(NoStore, ABC):
 class OwnDisks(Remembering):
     """G3: each host's own SSDs, seen by that host alone."""
 
-    name = "g3"
-
     def __init__(self, loop: VirtualLoop, flash: RatedFlash, block_bytes: int) -> None:
         super().__init__(loop, flash, block_bytes)
         self._each = [BlockLru(flash.plan.g3_bytes // block_bytes) for _ in flash.hosts]
@@ -110,8 +106,6 @@ class OwnDisks(Remembering):
 
 class SharedStorage(Remembering):
     """G4: storage that all hosts share, at one rate and without an end."""
-
-    name = "g4"
 
     def __init__(self, loop: VirtualLoop, flash: RatedFlash, block_bytes: int) -> None:
         super().__init__(loop, flash, block_bytes)
@@ -135,8 +129,6 @@ class LustreInDpus(SharedStorage):
     DPU that asked: twice over the fabric, but for the one in `hosts` whose server is its own. Blocks are
     striped over drives as the pool's are.
     """
-
-    name = "lustre-dpu"
 
     def _carry(
         self, engine: Engine, blocks: Sequence[int], ended: Callable[[], None], *, write: bool
