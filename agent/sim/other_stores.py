@@ -135,19 +135,13 @@ class LustreInDpus(SharedStorage):
     ) -> None:
         flash, hosts, plan = self._flash, self._flash.hosts, self._flash.plan
         piece, now, last = self._block_bytes // flash.stripe, self._loop.now, self._loop.now
-        # A write takes longer at the drive: counted as so many bytes more of its one link.
-        weight = plan.drive_read / plan.drive_write if write else 1.0
         by_enclosure: Counter[int] = Counter()
         by_server: Counter[int] = Counter()
         by_pair: Counter[tuple[int, int]] = Counter()
         for block in blocks:
             for number in range(flash.stripe):
                 drive = flash.drives[mixed(block, number) % len(flash.drives)]
-                last = max(last, drive.link.begin(now, int(piece * weight)))
-                if write:
-                    drive.bytes_written += piece
-                else:
-                    drive.bytes_read += piece
+                last = max(last, drive.begin(plan, now, piece, write=write))
                 server = mixed(drive.number, 0) % len(hosts)
                 by_enclosure[drive.enclosure] += piece
                 by_server[server] += piece
