@@ -61,11 +61,13 @@ class _Table:
     """How the packets of `mtu` bytes lie from byte `start` of `data` on: what is equal in their headers
     (`heads`), what is not (`words`, bytes turned round), what the ICRC goes on with (`parts`), payload."""
 
-    __slots__ = ("heads", "parts", "payload", "words")
+    __slots__ = ("data", "heads", "parts", "payload", "words")
 
     def __init__(self, data: memoryview, start: int, mtu: int) -> None:
         size = mtu + ROW_OVERHEAD
         count = (len(data) - start) // size
+        self.data = data
+        """Nobody reads it, but tables are found by its id, which no other memory may get."""
         self.heads: NDArray[np.uint64] = np.ndarray(count, "<u8", data, start, size)
         self.words: NDArray[np.uint32] = np.ndarray(count, "<u4", data, start + SAME_BYTES, size)
         self.payload: Bytes = np.ndarray((count, mtu), np.uint8, data, start + BTH_BYTES, (size, 1))
