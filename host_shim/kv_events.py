@@ -198,13 +198,13 @@ class EventStream:
         self._thread = threading.Thread(target=self._serve, name="g35-events", daemon=True)
         self._thread.start()
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+    def close(self) -> None:
         """Send what waits, and end; a thread that a publisher holds is left to its fate."""
         if not self._is_closed:
             self._is_closed = True
             self._closing.release()
         self._events.ring()
-        self._thread.join(seconds)
+        self._thread.join(CLOSE_SECONDS)
 
     def _serve(self) -> None:
         try:

@@ -195,11 +195,12 @@ class Pool:
                     self._runner.close(0)
             return self._runner
 
-    def _say_once(self, volume: str, why: ValueError) -> None:
+    def _say_once(self, volume: str, why: ValueTooLong | BufferTooSmall) -> None:
         about = volume, type(why)
         if volume in self._known and about not in self._said:
             self._said.add(about)
-            _log.warning("a value of a batch is not served: %s", why)
+            fate = "stored" if isinstance(why, ValueTooLong) else "read"
+            _log.warning("a value of a batch is not %s: %s", fate, why)
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()

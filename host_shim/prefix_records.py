@@ -33,6 +33,8 @@ QUESTION_SECONDS = 30.0
 """How long blocks that are stored behind a hole belong to the question that found it."""
 SPEEDS_SECONDS = 10.0
 """How long the agent's figures are believed."""
+CLOSE_SECONDS = 1.0
+"""For records that wait at the end, and once more for the thread."""
 
 
 class Speeds(NamedTuple):
@@ -186,14 +188,14 @@ class PrefixRecords:
         with self._lock:
             return {**self._counts, "holes": dict(self._holes)}
 
-    def close(self, seconds: float = 1.0) -> None:
+    def close(self) -> None:
         """End all records, and the thread; what it did not get to is not reported."""
         with self._lock:
             for record in self._open.values():
                 self._end(record)
             self._open.clear()
-        within(seconds, self._finish_all, None)
-        self._runner.close(seconds)
+        within(CLOSE_SECONDS, self._finish_all, None)
+        self._runner.close(CLOSE_SECONDS)
 
     def _record(self, request: Hashable) -> PrefixRecord:
         record = self._open.get(request)

@@ -60,8 +60,6 @@ class TierLookups:
         self._deciding = threading.Lock()
         self._new: list[tuple[bytes, _Verdict]] = []
         self._overdue = False
-        self.late = 0
-        """Keys that were declared missing because the pool did not answer within the deadline."""
 
     def verdict(self, key: bytes, request_id: str) -> bool | None:
         """Whether the pool has `key`; None: ask again with the next step."""
@@ -83,7 +81,6 @@ class TierLookups:
                 one.cause = Outcome.LATE if late else one.cause
             if late:
                 self._overdue = True
-                self.late += 1
         return one.found
 
     def flush(self) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -23,6 +22,8 @@ from typing import Any, Final
 from agent.bench.client_process import LineClient
 from agent.bench.processor_time import process_seconds
 from agent.bench.sites import READ_DEADLINE_MS, pool_up
+from agent.cli.temporary_folder import temporary_folder
+from agent.cli.up.interrupts import EXIT_INTERRUPTED, ended_by_signals
 from agent.errors import G35Error
 from nvmeof import compiled
 
@@ -159,11 +160,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the result; default: standard output")
     given = parser.parse_args()
     counts = [int(each) for each in given.processes.split(",")]
-    with tempfile.TemporaryDirectory(prefix="g35-curve-") as folder:
-        try:
-            found = measure(counts, given.seconds, given.drive_mib << 20, Path(folder))
-        except G35Error as error:
-            raise SystemExit(f"error: {error}; {error.advice}") from None
+    try:
+        with ended_by_signals(), temporary_folder("g35-curve-") as folder:
+            found = measure(counts, given.seconds, given.drive_mib << 20, folder)
+    except G35Error as error:
+        raise SystemExit(f"error: {error}; {error.advice}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
     text = json.dumps(found, indent=1)
     if given.json is not None:
         given.json.write_text(text + "\n")

@@ -18,7 +18,7 @@ from agent.cli.temporary_folder import KeptFolder, temporary_folder
 from agent.cli.up.children import end_process
 from agent.cli.up.interrupts import ended_by_signals
 from agent.cli.up.up_arguments import Media, Transport, check_captures, drive_size_option
-from agent.errors import UserError
+from agent.errors import G35Error, UserError
 from agent.host_os.parent_death import die_with_parent
 from agent.replay.replay_options import ReplayOptions
 
@@ -112,10 +112,10 @@ def _pool_up(state: Path, transport: Transport, options: list[str]) -> Iterator[
     assert process.stdout is not None
     try:
         if not any(line.strip() == "ready" for line in process.stdout):
-            raise KeptFolder(
-                "the pool did not come up",
-                f"`g35 up` says why above; its logs stay in {state} until the next g35 run",
-            )
+            if any(state.glob("*.log")):
+                advice = f"`g35 up` says why above; its logs stay in {state} until the next g35 run"
+                raise KeptFolder("the pool did not come up", advice)
+            raise G35Error("the pool did not come up", "`g35 up` says why above")
         yield
     finally:
         end_process(process, _DOWN_SECONDS)

@@ -52,9 +52,6 @@ class DeviceStorage:
         self.device = device
         self.nguid = device.label.nguid
         self.block_count = device.label.size // BLOCK_BYTES
-        self.read_bytes = 0
-        self.written_bytes = 0
-        """Since the start, by this agent and by others; added without a lock, so a few may be lost."""
         self._changed = threading.Condition()
         self._tickets = 0
         self._turns: dict[int, tuple[int, int]] = {}
@@ -85,7 +82,6 @@ class DeviceStorage:
                 if got == 0:
                     raise OSError(errno.EIO, "the device has become shorter")
                 rest, at = rest[got:], at + got
-        self.read_bytes += length
         return view
 
     def write_window(self, offset: int, length: int) -> memoryview | None:
@@ -102,7 +98,6 @@ class DeviceStorage:
                 data = there
         with self._turn(offset, offset + len(data)), self._use(Status.WRITE_FAULT):
             _put(descriptor, data, NAMESPACE_START + offset)
-        self.written_bytes += len(data)
 
     @contextmanager
     def _turn(self, first: int, end: int) -> Iterator[None]:
@@ -192,7 +187,6 @@ class DeviceStorage:
         with self._turn(offset, end), self._use(Status.WRITE_FAULT):
             for at in range(offset, end, len(_ZEROS)):
                 _put(self.device.direct, _ZEROS[: min(len(_ZEROS), end - at)], NAMESPACE_START + at)
-        self.written_bytes += length
 
     def deallocate(self, offset: int, length: int) -> None:
         """Nothing: room on the device is the namespace's for good, and what is read there is nobody's."""

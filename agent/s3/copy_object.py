@@ -26,7 +26,7 @@ from agent.s3.copy_source import check_conditions, range_of, source_of
 from agent.s3.errors import S3Error
 from agent.s3.get_object import FIND_TRIES
 from agent.s3.index import Part, Piece, StoredObject
-from agent.s3.put_object import kept_headers, only_new, part_number, upload_name
+from agent.s3.put_object import algorithm_of, kept_headers, only_new, part_number, upload_name
 from agent.s3.requests import ALGORITHM, S3Request
 from agent.s3.store import FileWriter, LostObject, ObjectReader, ObjectStore
 from agent.s3.xml_out import Element, iso_time
@@ -157,8 +157,7 @@ class ObjectCopies:
     async def copy_part(self, store: ObjectStore, request: S3Request) -> Answer:
         bucket, _ = source = source_of(request.headers)
         number, name = part_number(request.parameters["partNumber"]), upload_name(request)
-        question = partial(store.index.upload, request.bucket, request.key, name)
-        announced = (await self._workers.ask(store, question)).algorithm
+        announced = await algorithm_of(self._workers, store, request, name)
 
         def commit(copied: _Copied, piece: Piece) -> list[str]:
             part = Part(number, piece, copied.etag, copied.changed_ns, copied.checksum)

@@ -37,10 +37,10 @@ class AccessKey:
     tenant: str
 
 
-def new_credentials_file(path: Path, profile: str = "default") -> None:
+def new_credentials_file(path: Path) -> None:
     """Make one access key in a new file of mode 0600. Raises ConfigError; a file is never overwritten."""
     key_id = "G35" + "".join(secrets.choice(_DIGITS) for _ in range(17))
-    text = f"[{profile}]\naws_access_key_id = {key_id}\naws_secret_access_key = {secrets.token_urlsafe(30)}\n"
+    text = f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {secrets.token_urlsafe(30)}\n"
     try:
         write_private(path, text)
     except SecretFileError as refused:

@@ -67,8 +67,7 @@ class ObjectWrites:
     async def put_part(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         _need_length(body)
         number, name = part_number(request.parameters["partNumber"]), upload_name(request)
-        question = partial(store.index.upload, request.bucket, request.key, name)
-        announced = (await self._workers.ask(store, question)).algorithm
+        announced = await algorithm_of(self._workers, store, request, name)
         if announced and body.checks.algorithm not in ("", announced):
             message = f"The parts of this upload have {announced}, and this one {body.checks.algorithm}."
             raise S3Error("InvalidRequest", message)
@@ -182,6 +181,13 @@ def upload_name(request: S3Request) -> str:
     if _TOKEN.fullmatch(name) is None:
         raise S3Error("NoSuchUpload", "There is no such upload.")
     return name
+
+
+async def algorithm_of(workers: Workers, store: ObjectStore, request: S3Request, name: str) -> str:
+    """The checksum that the parts of an upload were announced with, or an empty string. Raises S3Error."""
+    return (
+        await workers.ask(store, partial(store.index.upload, request.bucket, request.key, name))
+    ).algorithm
 
 
 def only_new(headers: Mapping[str, str]) -> bool:

@@ -20,7 +20,7 @@ from agent.remote.circuit_breaker import NOT_ANSWERING, Health, Outstanding
 from agent.sim.fabric import Fabric, link_of
 from agent.sim.links import QueueLink, SharedLink
 from agent.sim.pod_plan import PodPlan
-from agent.sim.timed_channel import TimedChannel
+from agent.sim.timed_channel import TimedChannel, TimedPending
 from agent.sim.virtual_time import Task, VirtualLoop
 
 BLOCK = 4096
@@ -57,6 +57,15 @@ class RatedDrive:
     """Of a KV namespace: the first block of each key's value, as it is kept, and the value's bytes."""
     key_bytes: int = 0
     key_room: int = 0
+
+    def begin(self, plan: PodPlan, now: float, size: int, *, write: bool) -> float:
+        """When bytes of values that come now will have been read or written."""
+        if not write:
+            self.bytes_read += size
+            return self.link.begin(now, size)
+        self.bytes_written += size
+        # A write takes longer at the drive: counted as so many bytes more of its one link.
+        return self.link.begin(now, int(size * (plan.drive_read / plan.drive_write)))
 
     def load(self, offset: int, into: memoryview) -> None:
         """Copy the block at `offset`, or zeros."""
@@ -98,22 +107,14 @@ def last_of(count: int, ended: Callable[[], None]) -> Callable[[], None]:
     return one
 
 
-class FlashPending:
-    """One read or write under way."""
+class FlashPending(TimedPending):
+    """`size`: all its bytes, of a write too."""
 
-    __slots__ = ("abandoned", "asked", "done", "fault", "legs", "received", "size", "unreachable", "waiter")
+    __slots__ = ("waiter",)
 
     def __init__(self, size: int) -> None:
-        self.asked: Outstanding | None = None
-        self.size = size
-        self.done = False
-        self.received = 0
-        self.fault: str | None = None
-        self.unreachable = False
-        self.abandoned = False
+        super().__init__(size)
         self.waiter: Task | None = None
-        self.legs = 0
-        """Links that have still to carry it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +124,6 @@ class HostLinks:
     nic_in: SharedLink
     nic_out: SharedLink
     to_gpu: SharedLink
-    from_gpu: SharedLink
     own_disks: QueueLink
     leaf: int = 0
     """Of the fabric, where there is one."""
@@ -170,8 +170,7 @@ class RatedFlash:
         self.hosts = [
             HostLinks(
                 link_of(plan, plan.host_nic), link_of(plan, plan.host_nic),
-                SharedLink(pcie), SharedLink(pcie),
-                QueueLink(plan.g3_rate, plan.drive_latency), number // plan.hosts_per_leaf,
+                SharedLink(pcie), QueueLink(plan.g3_rate, plan.drive_latency), number // plan.hosts_per_leaf,
             )
             for number in range(plan.hosts)
         ]  # fmt: skip
@@ -179,8 +178,6 @@ class RatedFlash:
         self.small_bytes = 0
         self.moves = Durations()
         """Of values between drives and hosts, where there is a fabric."""
-        self.value_bytes_read = 0
-        self.value_bytes_written = 0
 
     # -- links ------------------------------------------------------------------------------------
 
@@ -232,17 +229,11 @@ class RatedFlash:
                 latency += fabric.wait_of(host.leaf, drive.enclosure, flow, write=write)
             self.loop.call_at(drive.link.begin(now, size) + latency, ended)
             return
-        # A write takes longer at the drive: counted as so many bytes more of its one link.
-        weight = plan.drive_read / plan.drive_write if write else 1.0
         last, late = now, 0.0
         legs: list[tuple[SharedLink, int]] = []
         for number in range(self.stripe):
             of = drive if not number else self.drives[self._other(drive.number, number)]
-            last = max(last, of.link.begin(now, int(size * weight)))
-            if write:
-                of.bytes_written += size
-            else:
-                of.bytes_read += size
+            last = max(last, of.begin(plan, now, size, write=write))
             legs.append((side[of.enclosure], size))
             if fabric is not None:
                 way = fabric.way_of(host.leaf, of.enclosure, flow, size, write=write)
@@ -251,10 +242,6 @@ class RatedFlash:
         whole = size * self.stripe
         if fabric is not None:
             ended = self.moves.timed(self.loop, ended)
-        if write:
-            self.value_bytes_written += whole
-        else:
-            self.value_bytes_read += whole
         legs.append((nic, whole))
         leg = last_of(len(legs) + 1, ended)
         for link, carried in legs:

@@ -75,8 +75,6 @@ class Engine:
 class Store(Protocol):
     """What stands behind the engines' own memory in one row of the run."""
 
-    name: str
-
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         """How many blocks of a prompt, from `start` on and without a hole, can be loaded."""
 

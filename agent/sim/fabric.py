@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from agent.pool.volume.placement import splitmix
 from agent.sim.dcqcn import FluidSettings, steady_state
 from agent.sim.links import SharedLink
 from agent.sim.pod_plan import PodPlan
@@ -211,8 +212,5 @@ def hashed(flow: int, source: int, target: int) -> int:
 
 
 def mixed(block: int, number: int) -> int:
-    """A number of 64 bits that looks drawn at random, the same each time (the finalizer of SplitMix64)."""
-    value = (block + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
-    return value ^ value >> 31
+    """A number of 64 bits that looks drawn at random, the same each time."""
+    return splitmix((block + (number + 1) * 0x9E3779B97F4A7C15) & _WORD)

@@ -14,7 +14,7 @@ from agent.pool.steps import Pending
 from agent.remote.circuit_breaker import NOT_ANSWERING, Health, Outstanding
 from agent.sim.medium import Medium
 from agent.sim.seeded_scheduler import StepScheduler
-from agent.sim.timed_channel import TimedChannel
+from agent.sim.timed_channel import TimedChannel, TimedPending
 
 BLOCK = 4096
 
@@ -50,21 +50,11 @@ class SimNamespace(Medium):
                 self.flip(at + rng.randrange(BLOCK), rng.randrange(8))
 
 
-class SimPending:
-    """One read or write under way."""
-
-    __slots__ = ("abandoned", "asked", "done", "fault", "land", "received", "size", "unreachable")
+class SimPending(TimedPending):
+    __slots__ = ("land",)
 
     def __init__(self, size: int = -1) -> None:
-        self.asked: Outstanding | None = None
-        """What judges the namespace by the answer, as in the agent."""
-        self.size = size
-        """Bytes to receive; -1 where it is no read."""
-        self.done = False
-        self.received = 0
-        self.fault: str | None = None
-        self.unreachable = False
-        self.abandoned = False
+        super().__init__(size)
         self.land: Callable[[str], None] | None = None
         """For a write: make it take effect now, "whole", "torn" or "not"."""
 

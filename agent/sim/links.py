@@ -23,13 +23,12 @@ INFINITY: Final = float("inf")
 
 @dataclass(slots=True)
 class QueueLink:
-    """One transfer at a time, first come, first served. `began` and `carried`: bytes, for the books."""
+    """One transfer at a time, first come, first served. `began`: bytes, for the books."""
 
     rate: float
     latency: float = 0.0
     free_at: float = 0.0
     began: int = 0
-    busy_seconds: float = 0.0
     slower: float = 1.0
     """How many times longer everything takes, while it is ill."""
 
@@ -39,7 +38,6 @@ class QueueLink:
         free_at = self.free_at
         self.free_at = free_at = (now if now > free_at else free_at) + takes
         self.began += size
-        self.busy_seconds += takes
         return free_at + self.latency * self.slower
 
 
@@ -52,10 +50,7 @@ class SharedLink:
     """
 
     rate: float
-    latency: float = 0.0
-    began: int = 0
     carried: int = 0
-    busy_seconds: float = 0.0
     parts: tuple[float, ...] = ()
     """What part of the rate one, two, three transfers use together, and more than there are here as the last;
     empty: all of it. `waits`: how long a packet waits behind so many, in seconds."""
@@ -75,7 +70,6 @@ class SharedLink:
     def begin(self, now: float, size: int, ended: Callable[[], None]) -> None:
         """A transfer comes; `ended` is called by `end_due` when its bytes have been carried."""
         self._pass_time(now)
-        self.began += size
         self._number += 1
         heapq.heappush(self._under_way, (self._served + size, self._number, size, ended))
         if len(self._under_way) > self.most:
@@ -127,5 +121,4 @@ class SharedLink:
         if under_way:
             rate = self.used_rate() if self.parts else self.rate
             self._served += passed * rate / len(under_way)
-            self.busy_seconds += passed
         self._since = now

@@ -22,8 +22,6 @@ UNBOUNDED = 1 << 62
 class NoStore:
     """Nothing behind the hosts' memory: what is not there is computed again."""
 
-    name = "recompute"
-
     def find(self, engine: Engine, request: Request, start: int) -> Steps:
         yield from ()
         return 0
@@ -92,8 +90,6 @@ class Remembering(NoStore, ABC):
 class OwnDisks(Remembering):
     """G3: each host's own SSDs, seen by that host alone."""
 
-    name = "g3"
-
     def __init__(self, loop: VirtualLoop, flash: RatedFlash, block_bytes: int) -> None:
         super().__init__(loop, flash, block_bytes)
         self._each = [BlockLru(flash.plan.g3_bytes // block_bytes) for _ in flash.hosts]
@@ -110,8 +106,6 @@ class OwnDisks(Remembering):
 
 class SharedStorage(Remembering):
     """G4: storage that all hosts share, at one rate and without an end."""
-
-    name = "g4"
 
     def __init__(self, loop: VirtualLoop, flash: RatedFlash, block_bytes: int) -> None:
         super().__init__(loop, flash, block_bytes)
@@ -136,26 +130,18 @@ class LustreInDpus(SharedStorage):
     striped over drives as the pool's are.
     """
 
-    name = "lustre-dpu"
-
     def _carry(
         self, engine: Engine, blocks: Sequence[int], ended: Callable[[], None], *, write: bool
     ) -> None:
         flash, hosts, plan = self._flash, self._flash.hosts, self._flash.plan
         piece, now, last = self._block_bytes // flash.stripe, self._loop.now, self._loop.now
-        # A write takes longer at the drive: counted as so many bytes more of its one link.
-        weight = plan.drive_read / plan.drive_write if write else 1.0
         by_enclosure: Counter[int] = Counter()
         by_server: Counter[int] = Counter()
         by_pair: Counter[tuple[int, int]] = Counter()
         for block in blocks:
             for number in range(flash.stripe):
                 drive = flash.drives[mixed(block, number) % len(flash.drives)]
-                last = max(last, drive.link.begin(now, int(piece * weight)))
-                if write:
-                    drive.bytes_written += piece
-                else:
-                    drive.bytes_read += piece
+                last = max(last, drive.begin(plan, now, piece, write=write))
                 server = mixed(drive.number, 0) % len(hosts)
                 by_enclosure[drive.enclosure] += piece
                 by_server[server] += piece

@@ -102,7 +102,6 @@ class HostAgent:
             store.loop.spawn(self._copy(others[-1], store.loop), self)
         self.free = deque(self.channels)
         self.waiting: deque[Signal] = deque()
-        self.looked_at = 0
 
     def worker(self) -> Steps:
         """A channel of a worker that is free."""
@@ -157,8 +156,6 @@ def sets_for(plan: PodPlan, values: int, value_bytes: int) -> int:
 
 class PoolStore:
     """The row `g35`."""
-
-    name = "g35"
 
     def __init__(
         self,

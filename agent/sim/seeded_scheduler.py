@@ -57,7 +57,6 @@ class Task:
     result: Any = None
     started_at: float = 0.0
     finished_at: float = 0.0
-    error: BaseException | None = None
 
 
 @dataclass(order=True, slots=True)
@@ -135,9 +134,9 @@ class StepScheduler:
         while self.tasks and self._go_on(until):
             pass
 
-    def finish(self, steps: TaskSteps, name: str = "one") -> Any:
+    def finish(self, steps: TaskSteps) -> Any:
         """Run one task to its end, everything else beside it; its result."""
-        task = self.spawn(name, steps)
+        task = self.spawn("one", steps)
         while not task.finished:
             self._go_on(None)
         return task.result
@@ -219,8 +218,8 @@ class StepScheduler:
         except StopIteration as end:
             task.finished, task.result, task.finished_at = True, end.value, self.now
             self.tasks.pop(task, None)
-        except BaseException as error:
-            task.finished, task.error, task.finished_at = True, error, self.now
+        except BaseException:
+            task.finished, task.finished_at = True, self.now
             self.tasks.pop(task, None)
             raise
         else:

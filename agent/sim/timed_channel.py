@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 from agent.pool.counters import Tally
 from agent.pool.steps import IoChannel, Pending, Read, Write, read_each, take_each, write_each
+from agent.remote.circuit_breaker import Outstanding
 from agent.remote.queue_slot import QUEUE_DEPTH
 from agent.sim.medium import WorkerBuffer
 
@@ -18,6 +19,23 @@ class Clock(Protocol):
     """What has the virtual time."""
 
     now: float
+
+
+class TimedPending:
+    """One read or write under way."""
+
+    __slots__ = ("abandoned", "asked", "done", "fault", "received", "size", "unreachable")
+
+    def __init__(self, size: int) -> None:
+        """`size`: bytes to receive; -1 where it is no read."""
+        self.asked: Outstanding | None = None
+        """What judges the namespace by the answer, as in the agent."""
+        self.size = size
+        self.done = False
+        self.received = 0
+        self.fault: str | None = None
+        self.unreachable = False
+        self.abandoned = False
 
 
 class TimedChannel:

@@ -5,7 +5,7 @@ prove itself to a get, and is a miss then.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -63,19 +63,13 @@ def usage(target: Target, pool_id: str, wall: float) -> dict[str, Usage]:
     return found
 
 
-def check(
-    target: Target,
-    pool_id: str,
-    progress: Callable[[int], None] = lambda size: None,
-    *,
-    wall: Callable[[], float] = time.time,
-) -> Checked:
+def check(target: Target, pool_id: str) -> Checked:
     """Read all bundles of a pool. Those that no value can come from are deleted. Raises TargetError."""
     found = Checked()
     for stored in target.names(pool_prefix(pool_id)):
         if not volume_of(stored.name, pool_id):
             since = stored.unfinished_since
-            if since is not None and wall() - since < LEFTOVER_SECONDS:
+            if since is not None and time.time() - since < LEFTOVER_SECONDS:
                 found.being_written += 1
                 continue
             target.delete(stored.name)
@@ -96,7 +90,6 @@ def check(
             found.bad_count += 1
             if len(found.bad_bundles) < BAD_NAMED_MAX:
                 found.bad_bundles.append(stored.name)
-        progress(stored.size)
     return found
 
 

@@ -31,7 +31,6 @@ EVICTION_SECONDS = 1.0
 @dataclass(slots=True)
 class _Tenant:
     name: str
-    tenant_id: bytes
     volumes: list[PoolVolume]
     quota: Quota
     bandwidth: Bandwidth
@@ -66,7 +65,7 @@ class TenantLimits:
             identity = bytes.fromhex(tenant.tenant_id)
             own = [volume for volume in volumes if volume.settings.tenant == identity]
             measured = [Measured(each.occupancy, each.settings.slot_bytes) for each in in_sets(own)]
-            found = _Tenant(tenant.name, identity, own, Quota(measured), Bandwidth(seats))
+            found = _Tenant(tenant.name, own, Quota(measured), Bandwidth(seats))
             caches = [each for each in found.in_sets if each.settings.may_lose]
             for volume in own:
                 bandwidth = found.bandwidth if volume.settings.may_lose else None

@@ -123,7 +123,7 @@ def checked_folder(folder: Path) -> Path:
         raise typer.BadParameter(str(error), param_hint="--folder") from None
 
 
-def start_folder(folder: Path, checkout: Path = REPOSITORY) -> Path:
+def start_folder(folder: Path) -> Path:
     """The absolute name of a folder. Raises ValueError, with a sentence, where a guest cannot start in it."""
     named = folder.absolute()
     try:
@@ -135,7 +135,7 @@ def start_folder(folder: Path, checkout: Path = REPOSITORY) -> Path:
         raise ValueError(f"{folder} is no folder")
     # The guest goes there by the name, and then by the links: either may lead into a folder of its own.
     for path in (named, real):
-        own = hiding_folder(path, checkout)
+        own = hiding_folder(path, REPOSITORY)
         if own:
             raise ValueError(
                 f"{folder} is not visible in the guest, whose {own} is its own; name a folder elsewhere"

@@ -122,8 +122,8 @@ class _Lane:
         )  # fmt: skip
 
 
-def play(workload: Workload, folder: Path, said: Said, ways: Sequence[Way] = WAYS) -> Results:
-    """Start the ways in `folder`, play, and end them. Raises UserError for a trace without blocks,
+def play(workload: Workload, folder: Path, said: Said) -> Results:
+    """Start all ways in `folder`, play, and end them. Raises UserError for a trace without blocks,
     and where there is no room for the ways."""
     trace = TraceFile(workload.trace, False, workload.requests)
     requests = list(trace)
@@ -131,13 +131,13 @@ def play(workload: Workload, folder: Path, said: Said, ways: Sequence[Way] = WAY
     if not blocks:
         raise UserError(f"{workload.trace} has no blocks to play", "name a trace in Mooncake's format")
     sets = max(1, round(blocks / POOL_SHARE / SLOTS_PER_SET / DRIVES))
-    _check_room(ways, sets, blocks * workload.value_bytes, workload.value_bytes, folder)
+    _check_room(WAYS, sets, blocks * workload.value_bytes, workload.value_bytes, folder)
     content = BlockContent(workload.value_bytes)
     lru = LruBaseline(sets * SLOTS_PER_SET * DRIVES)
     with ExitStack() as stack:
         sites = []
-        for number, way in enumerate(ways):
-            said(f"starting {way.name}", STARTED * number / len(ways))
+        for number, way in enumerate(WAYS):
+            said(f"starting {way.name}", STARTED * number / len(WAYS))
             site = way_site(way, sets, workload.value_bytes, folder / f"way-{number}")
             sites.append(stack.enter_context(site))
         lanes = [_Lane(site, content) for site in sites]

@@ -49,8 +49,6 @@ class RequestQueue:
         self._followers: list[Waiter] = []
         self._sleep = select.poll()
         self._sleep.register(self.call, select.POLLIN)
-        self.kicks = 0
-        self.interrupts = 0
 
     @property
     def outstanding(self) -> int:
@@ -65,7 +63,6 @@ class RequestQueue:
             self.kick_now()
 
     def kick_now(self) -> None:
-        self.kicks += 1
         os.eventfd_write(self.kick, 1)
 
     def wake(self) -> None:
@@ -105,7 +102,6 @@ class RequestQueue:
             if left <= 0:
                 raise DeviceSilent(f"queue {self.index}: no answer in time")
             if self._sleep.poll(left * 1000):
-                self.interrupts += 1
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.call)
         return waiter.written

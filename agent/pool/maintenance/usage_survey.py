@@ -23,19 +23,16 @@ class Census:
     """The state of the walk, for one thread."""
 
     def __init__(self) -> None:
-        self.passes = 0
-        """Walks over all sets that have ended."""
         self._rest: Iterator[tuple[Volume, SetPlace]] = iter(())
         self._volumes: Sequence[Volume] = ()
 
     def look(self, channel: IoChannel, volumes: Sequence[Volume]) -> Steps[None]:
         """Look at the next sets of `volumes`. A set that could not be read keeps its number."""
         if volumes != self._volumes:
-            self._volumes, self._rest, self.passes = volumes, all_sets(volumes), 0
+            self._volumes, self._rest = volumes, all_sets(volumes)
         batch = list(itertools.islice(self._rest, SETS_PER_LOOK))
         if len(batch) < SETS_PER_LOOK:
             self._rest = all_sets(volumes)
-            self.passes += 1
         for start in range(0, len(batch), LOADS_IN_FLIGHT):
             yield from _look_at(channel, batch[start : start + LOADS_IN_FLIGHT])
 

@@ -66,12 +66,6 @@ def agreed(maps: Iterable[PoolMap]) -> PoolMap:
     return first
 
 
-def is_on_most(maps: Iterable[PoolMap], version: int) -> bool:
-    """Whether more than half of these copies have a version."""
-    versions = [each.version for each in maps]
-    return 2 * versions.count(version) > len(versions)
-
-
 def with_key_ends(first: PoolMap, other: PoolMap, opens: Opens = lambda _, __: True) -> PoolMap:
     """A map, with the ends of keys that another copy tells of; the same one, where it tells of none.
 

@@ -56,7 +56,7 @@ def _candidate(namespace: int, set_number: int) -> Candidate:
     return tuple.__new__(Candidate, (namespace, set_number))
 
 
-def _mixed(value: int) -> int:
+def splitmix(value: int) -> int:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input moves every bit."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
@@ -80,7 +80,7 @@ def _mixed_all(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _member_seed(nguid: bytes) -> int:
     first, second = _WORDS.unpack(nguid)
-    return _mixed(_mixed(first) ^ second)
+    return splitmix(splitmix(first) ^ second)
 
 
 class Placement:
@@ -165,7 +165,7 @@ class Placement:
         if len(extents) == 1:
             return self._two_sets(0, low, high)
         best, runner_up = self._two_best(low)
-        if best == self._dominant and self._two_best(_mixed(low))[0] == best and extents[best].sets > 1:
+        if best == self._dominant and self._two_best(splitmix(low))[0] == best and extents[best].sets > 1:
             return self._two_sets(best, low, high)
         return self._set_in(best, high), self._set_in(runner_up, high)
 
@@ -253,14 +253,14 @@ class Placement:
     def _set_in(self, member: int, high: int) -> Candidate:
         # The same set whichever rank the namespace has: a new one ahead of it moves nothing within it.
         extent = self._extents[member]
-        return _candidate(extent.namespace, _mixed(high ^ self._members[member]) % extent.sets)
+        return _candidate(extent.namespace, splitmix(high ^ self._members[member]) % extent.sets)
 
     def _two_sets(self, member: int, low: int, high: int) -> tuple[Candidate, Candidate]:
         """Two different sets of one namespace, where it has two."""
         extent, first = self._extents[member], self._set_in(member, high)
         if extent.sets == 1:
             return first, first
-        step = 1 + _mixed(low ^ self._members[member]) % (extent.sets - 1)
+        step = 1 + splitmix(low ^ self._members[member]) % (extent.sets - 1)
         return first, _candidate(extent.namespace, (first.set_number + step) % extent.sets)
 
     def _two_best(self, word: int) -> tuple[int, int]:
@@ -283,7 +283,7 @@ class Placement:
         """The same ranking without arrays, whose set-up costs more than a few members do."""
         scores = []
         for number, seed in enumerate(self._members):
-            uniform = ((_mixed(seed ^ word) >> 11) + 0.5) * 2.0**-53
+            uniform = ((splitmix(seed ^ word) >> 11) + 0.5) * 2.0**-53
             scores.append((-math.log(uniform) / self._extents[number].sets, number))
         scores.sort()
         return scores[0][1], scores[1][1]

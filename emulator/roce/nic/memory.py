@@ -45,10 +45,9 @@ class ProtectionFault(Exception):
 class ProtectionDomain:
     """What may be used together. `users` counts the objects in it; it cannot go while there are any."""
 
-    __slots__ = ("handle", "users")
+    __slots__ = ("users",)
 
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
+    def __init__(self) -> None:
         self.users = 0
 
 
@@ -78,7 +77,7 @@ class Backing:
 class MemoryRegion(Backing):
     """`length` bytes that both sides call `address`, `address + 1`, ... (struct ibv_mr)."""
 
-    __slots__ = ("access", "address", "length", "lkey", "pd", "rights", "windows")
+    __slots__ = ("address", "length", "lkey", "pd", "rights", "windows")
 
     def __init__(
         self, pd: ProtectionDomain, view: memoryview, address: int, access: Access, key: int
@@ -87,9 +86,8 @@ class MemoryRegion(Backing):
         self.pd = pd
         self.address = 0 if access & Access.ZERO_BASED else address
         self.length = view.nbytes
-        self.access = access
         self.rights = int(access)
-        """The same as a plain number: to combine flags of an enum costs ten times as much."""
+        """A plain number: to combine flags of an enum costs ten times as much."""
         self.lkey = key
         self.windows = 0
 
@@ -113,9 +111,7 @@ class MemoryWindow:
     Type 1 belongs to its domain; type 2 to the queue pair that bound it (2B, IBTA 10.6.7.2.4).
     """
 
-    __slots__ = (
-        "access", "address", "grant", "length", "offset", "pd", "qpn", "region", "rights", "rkey", "type",
-    )  # fmt: skip
+    __slots__ = ("address", "grant", "length", "offset", "pd", "qpn", "region", "rights", "rkey", "type")
 
     def __init__(self, pd: ProtectionDomain, kind: MwType, key: int) -> None:
         self.pd = pd
@@ -125,7 +121,6 @@ class MemoryWindow:
         self.grant: Backing | None = None
         """There is one while it is bound."""
         self.address = self.offset = self.length = self.qpn = 0
-        self.access = Access(0)
         self.rights = 0
 
     def unbind(self) -> None:
@@ -365,7 +360,6 @@ class KeyTable:
         window.region, window.grant = region, Backing(region.view)
         window.offset, window.length = offset, bind.length
         window.address = 0 if asked & _ZERO_BASED else bind.address
-        window.access = bind.access
         window.rights = asked
         window.qpn = qpn
         window.rkey = rkey

@@ -303,3 +303,24 @@ def test_the_curve_over_processes_is_one_command() -> None:
         assert row["gib_per_s"] > 0
         assert row["misses"] == 0
         assert len(row["agent_cpus_busy"]) == row["processes"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_curve_that_is_ended_by_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-P", "-m", "agent.bench.process_curve", "--processes", "1"]
+    with subprocess.Popen(
+        [*command, "--seconds", "60", "--drive-mib", "512"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as curve:
+        assert curve.stderr is not None
+        try:
+            wait_until(lambda: list(tmp_path.glob("g35-curve-*/pool-0/client-1.log")))
+            curve.send_signal(number)
+            assert curve.wait(60) == 130, curve.stderr.read()
+        finally:
+            curve.kill()
+        assert not curve.stderr.read()
+    assert not list(tmp_path.iterdir())
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()

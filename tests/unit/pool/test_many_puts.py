@@ -11,11 +11,13 @@ import pytest
 
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.pool.access import serve
+from agent.pool.errors import MissCause
 from agent.pool.steps import Acquire
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.volume import TenantShare
 from agent.pool.write.batch import AT_ONCE, UNTRIED, write_together
+from agent.pool.write.name_together import NOT_IN_TIME
 from agent.pool.write.write_back import WriteBack
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import StepScheduler
@@ -322,6 +324,26 @@ def test_a_set_that_another_writes_keeps_only_its_own_values() -> None:
     assert len(agent.volume.key_locks) == len(cached.reserved)
     cached.writer.release()
     assert driven.run(10.0) == [True] * 10
+    nothing_is_held(agent)
+
+
+def test_a_set_whose_writer_comes_free_only_as_the_time_ends_is_not_written() -> None:
+    """What a write that is sent then became would never be heard: its slots would be in doubt for nothing."""
+    agent, channel = stuck_agent((1,))
+    assert Driven(channel, together(agent, [100])).run(1.0) == [True]  # its directory is remembered
+    (cached,) = agent.cache.snapshot()
+    assert cached.writer.acquire(blocking=False)
+    driven = Driven(channel, together(agent, range(3), wait=0.01))
+    assert driven.run(0.005) is None
+    writes = channel.namespaces[0].writes
+    cached.writer.release()
+    channel.clock = driven.wanted.deadline
+    assert agent.volume.may_write(cached, channel)
+    became = driven.run(1.0)
+    assert became is not None
+    assert [(one.cause, str(one)) for one in became] == [(MissCause.LATE, NOT_IN_TIME)] * 3
+    assert channel.namespaces[0].writes == writes
+    assert not len(agent.volume.in_doubt_writes)
     nothing_is_held(agent)
 
 

@@ -110,6 +110,18 @@ def test_the_logs_of_a_run_that_did_not_come_up_stay(
     assert log.read_text() == "no room"
 
 
+def test_a_run_that_began_no_log_speaks_of_none_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")  # Nothing is mounted: `g35 up` refuses
+    assert command_line.main(["run", "--drive-size", "1M"]) == 1
+    said = capfd.readouterr().err
+    assert "drives of 1M have no room" in said
+    assert "logs" not in said
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_detached_pool_gets_every_folder_by_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
