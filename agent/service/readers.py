@@ -332,7 +332,7 @@ class Readers(OwnThread):
         elif process.poll() is None and reader.borrower.is_to_end.is_set():
             # A slot that is lent to it is nobody's until it has ended.
             log.error(
-                "process %d of this agent (%d) has not said in time what became of slots that were lent to it",
+                "process %d of this agent (%d) has not told in time of slots that were lent to it",
                 reader.number, process.pid,
             )  # fmt: skip
             process.kill()
