@@ -77,9 +77,11 @@ class GuestWords:
         told = self._outcomes[serial % OUTCOMES]
         return told & _OUTCOME_MASK if told >> _OUTCOME_BITS == serial else unknown
 
-    def length_of(self, serial: int) -> int:
-        """How long the value was that a reader has told of this binding; 0 where it told of none."""
-        return 0 if self.outcome_of(serial) < 0 else self._lengths[serial % OUTCOMES]
+    def may_have_ended(self, serial: int, within: int) -> bool:
+        """Whether a reader may have served a whole value for this binding that ends before that byte: it has
+        told so, or of a later binding in the place of this one."""
+        told = self._outcomes[serial % OUTCOMES] >> _OUTCOME_BITS
+        return told > serial or (told == serial and 0 < self._lengths[serial % OUTCOMES] <= within)
 
     def mark(self, key: bytes) -> None:
         """The first process is bringing the key's value into its memory: it serves the next get."""

@@ -40,18 +40,19 @@ class ReaderService:
 
     def serve(self, chain: Chain) -> int:
         """How many bytes were written into the chain's buffers. Raises BadRing."""
-        if self._is_get(chain) and self._words.is_live:
+        if chain.readable and self._is_get(chain.readable[0]) and self._words.is_live:
             buffers = self._buffers
             message, received, data, room = buffers.take(chain.readable, chain.writable)
-            reply = self._session.answer(message, received, data, room, self._runner)
-            if reply is not None and is_final(reply):
-                written = buffers.put(reply)
-                if written is not None:
-                    return written
+            # The guest may have changed it since the peek. Only a get is the session's here: it says no INIT.
+            if self._is_get(message):
+                reply = self._session.answer(message, received, data, room, self._runner)
+                if reply is not None and is_final(reply):
+                    written = buffers.put(reply)
+                    if written is not None:
+                        return written
         return self._carrier.carry(chain)
 
-    def _is_get(self, chain: Chain) -> bool:
-        head = chain.readable[0] if chain.readable else b""
+    def _is_get(self, head: memoryview) -> bool:
         if len(head) < IN_HEADER_BYTES:
             return False
         opcode: int

@@ -33,17 +33,25 @@ def test_a_session_has_one_version_whatever_the_epoch(ends: tuple[GuestWords, Gu
 def test_what_became_of_a_get_is_told_by_its_serial(ends: tuple[GuestWords, GuestWords]) -> None:
     first, reader = ends
     assert first.outcome_of(5) == -1
-    assert first.length_of(5) == 0
     reader.tell(5, 0, 77)
-    assert first.length_of(5) == 77
     reader.tell(6, 3)
     assert (first.outcome_of(5), first.outcome_of(6)) == (0, 3)
     reader.tell(5 + OUTCOMES, 1)
     assert first.outcome_of(5, 18) == 18, "another get has its place"
     assert first.outcome_of(5 + OUTCOMES) == 1
-    assert (first.length_of(5), first.length_of(5 + OUTCOMES)) == (0, 0)
     reader.tell((1 << 50) + 1, 18)
     assert first.outcome_of((1 << 50) + 1) == 18
+
+
+def test_a_whole_value_has_ended(ends: tuple[GuestWords, GuestWords]) -> None:
+    first, reader = ends
+    assert not first.may_have_ended(5, 77), "none has served it"
+    reader.tell(5, 0, 77)
+    assert [first.may_have_ended(5, within) for within in (1, 76, 77, 78)] == [False, False, True, True]
+    assert not first.may_have_ended(5 + OUTCOMES, 77), "its place has an earlier one"
+    reader.tell(5 + OUTCOMES, 1)
+    assert first.may_have_ended(5, 1), "a later get has its place, so nobody knows"
+    assert not first.may_have_ended(5 + OUTCOMES, 77), "it was a miss"
 
 
 def test_a_mark_is_taken_once(ends: tuple[GuestWords, GuestWords]) -> None:
