@@ -90,6 +90,11 @@ class GuestWords:
         stored under its key by now may be longer, and is no part of what was served."""
         return self.outcome_of(serial) >= 0 and 0 < self._lengths[serial % OUTCOMES] <= within
 
+    def may_have_ended(self, serial: int, within: int) -> bool:
+        """The same as far as is known: a later binding may have the place of this one."""
+        is_forgotten = self._outcomes[serial % OUTCOMES] >> _OUTCOME_BITS > serial
+        return is_forgotten or self.ended_before(serial, within)
+
     def mark(self, key: bytes) -> None:
         """The first process is bringing the key's value into its memory: it serves the next get."""
         self._marks[zlib.crc32(key) % MARKS] = 1

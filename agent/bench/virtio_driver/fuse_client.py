@@ -153,8 +153,10 @@ class FuseClient:
         (taken, _padding) = wire.WRITE_OUT.unpack(call.body())
         return int(taken)
 
-    def start_read(self, node: int, handle: int, offset: int, into: Laid) -> Call:
-        """READ, given to the device."""
+    def start_read(
+        self, node: int, handle: int, offset: int, into: Laid, queue: RequestQueue | None = None
+    ) -> Call:
+        """READ, given to the device; `queue`: the one with the least to do where none is named."""
         desk, table = self._desk_for(into)
         wire.READ_IN.pack_into(desk.view, _ARGUMENTS_AT, handle, offset, into.size, 0, 0, 0, 0)
         if table:
@@ -163,12 +165,11 @@ class FuseClient:
             table[48 : 48 + len(into.writable)] = into.writable
             desk.laid = (Opcode.READ, into)
         room = wire.OUT_HEADER_BYTES + into.size
-        return self._submit(desk, Opcode.READ, node, _READ_ARGUMENTS, 3 + into.count, room, None)
+        return self._submit(desk, Opcode.READ, node, _READ_ARGUMENTS, 3 + into.count, room, queue)
 
     def start_write(
         self, node: int, handle: int, offset: int, data: Laid, queue: RequestQueue | None = None
     ) -> Call:
-        """WRITE, given to the device; `queue`: the one with the least to do where none is named."""
         desk, table = self._desk_for(data, Opcode.WRITE)
         wire.WRITE_IN.pack_into(desk.view, _ARGUMENTS_AT, handle, offset, data.size, 0, 0, 0, 0)
         if table:

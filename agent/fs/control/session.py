@@ -227,9 +227,12 @@ class ControlSession:
             ]
 
     def has_ended(self, number: int, within: int, words: GuestWords) -> bool:
-        """Whether another process has served the whole value of a ticket, which ends before that byte."""
+        """Whether another process may have served a ticket's whole value, and it ends before this byte. What
+        is stored under its key by now may be longer, and is no part of what was served."""
         ticket = self.tickets.get(number)
-        return ticket is not None and ticket.reading is None and words.ended_before(ticket.serial, within)
+        if ticket is None or ticket.length or ticket.reading is not None:
+            return False
+        return words.may_have_ended(ticket.serial, within)
 
     def ticket_to_write(self, number: int) -> Ticket:
         """Raises FsError where nothing is bound to it; `Ticket.put` does where that is not to be written."""

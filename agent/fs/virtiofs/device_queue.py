@@ -109,6 +109,11 @@ class DeviceQueue:
         """Where a successor goes on. A chain that was taken and is to be served again counts as not taken."""
         return (self._next - len(self._again)) & INDEX_MASK
 
+    @property
+    def may_owe_call(self) -> bool:
+        """A device before this one has served the ring, and may have died between an answer and its call."""
+        return self._taken is not None and self._taken.was_used
+
     def pop(self) -> Chain | None:
         """The next request, None where there is none. Raises BadRing."""
         if self._again:
@@ -139,11 +144,12 @@ class DeviceQueue:
 
     def complete_left_over(self, head: int, taking: int, written: int) -> bool:
         """Complete a chain that was answered before its process died, if it is left over and still the one
-        that was taken then; True where the driver wants to be called."""
+        that was taken then; True if it was. Whoever serves the ring next owes the driver a call."""
         if not taking or head not in self._again or self.taking(head) != taking:
             return False
         self._again.remove(head)
-        return self.push(head, written)
+        self.push(head, written)
+        return True
 
     def _chain(self, head: int, *, again: bool = False) -> Chain:
         address, length, flags, _ = DESCRIPTOR.unpack_from(self._descriptors, head * DESCRIPTOR_BYTES)

@@ -91,6 +91,8 @@ class QueueWorker:
         queue, call = self.queue, self._call.signal
         pop, push = queue.pop, queue.push
         queue.awake()
+        if queue.may_owe_call:
+            call()  # one too many is nothing to a driver; for one that never comes it waits for ever
         while not self._stopping:
             chain = pop()
             if chain is not None:

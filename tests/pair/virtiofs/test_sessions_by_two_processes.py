@@ -13,7 +13,7 @@ from agent.fs.control import guest_reads
 from agent.fs.control.face import SESSION_INO, ControlFace
 from agent.fs.control.guest_reads import GuestReads
 from agent.fs.control.start_prestage import prestage_nothing
-from agent.fs.guest_sessions import Bound, GuestWords, shared_words
+from agent.fs.guest_sessions import OUTCOMES, Bound, GuestWords, shared_words
 from agent.fs.interface import Caller, FsError
 from agent.fs.virtiofs.guest_view import EPOCH_SHIFT
 from agent.fs.virtiofs.processes.messages import decode_bound, encode_bound
@@ -192,6 +192,23 @@ def test_a_whole_value_has_no_rest_of_another(both: Both) -> None:
     assert both.get_by_first(0, 100, 4000) == value(2)[4000:4100], "read anew"
     both.tell(Operation.GET, 1)
     assert both.get_by_first(0, 4096, 4096) == value(2)[4096:8192]
+
+
+def test_a_whole_value_has_no_rest_of_another_where_its_length_is_forgotten(both: Both) -> None:
+    """A client that slept between its two reads, while others had thousands of gets."""
+    both.agent.put(key_of(1), value(1, 4096))
+    both.agent.put(key_of(2), value(2, 10))
+    both.tell(Operation.GET, 1)
+    assert both.get(0, 4096) == value(1, 4096)
+    both.agent.delete(key_of(1))
+    both.agent.put(key_of(1), value(3))
+    for _ in range(OUTCOMES // 64):
+        both.tell(Operation.GET, *[2] * 64, first=1)
+        for ticket in range(64):
+            assert both.get(1 + ticket) == value(2, 10)
+    assert both.get_by_first(0, 4096, 4096) == b""
+    both.tell(Operation.OUTCOME, 0)
+    assert list(both.answer()) == [Outcome.UNKNOWN]
 
 
 @pytest.mark.interpreted

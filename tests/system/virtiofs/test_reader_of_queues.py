@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from agent.bench.virtio_driver.machine import Machine
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.processes.first_process import RemoteQueue
 from agent.virtio.vhost_user import ProtocolFeature
-from tests.support.fs.guest_reader import reader_program
+from tests.support.fs import reader_process
+from tests.support.fs.guest_reader import NUMBER
 from tests.support.fs.guest_requests import attributes_of, create, unlink
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 from tests.support.fs.virtiofs_served import QUEUES, Gate, contents, served, started
 from tests.support.waiting import wait_until
 
+NO_NODE = 0
 WITHOUT_NOTES = PROTOCOL_FEATURES & ~ProtocolFeature.INFLIGHT_SHMFD
 
 
@@ -40,7 +43,10 @@ def door(tmp_path: Path, gate: Gate) -> Iterator[VirtioFsDoor]:
 
 @contextlib.contextmanager
 def a_reader(door: VirtioFsDoor) -> Iterator[subprocess.Popen[bytes]]:
-    process = reader_program(door)
+    """It carries every request."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = reader_process.start(NO_NODE, theirs)
+    door.serve_reader(NUMBER, ours)
     try:
         yield process
     finally:

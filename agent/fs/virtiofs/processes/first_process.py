@@ -253,7 +253,8 @@ class RemoteQueue:
         return done.base
 
     def join(self) -> None:
-        """Wait for the thread, whose socket's other end is closed or is to be closed."""
+        """Wait for the thread, whose socket's other end is closed or is to be closed. A second time there is
+        nothing to wait for."""
         self._thread.join()
         self._carried.close()
 
@@ -282,8 +283,14 @@ class RemoteQueue:
         return encode_written(written, self._bound(handle) if handle else None)
 
 
-def tell_memory(link: ReaderLink, memory: MemoryTable) -> None:
-    """The guest's memory is another. Raises ReaderGone."""
+def tell_memory(link: ReaderLink, memory: MemoryTable) -> str:
+    """The guest's memory is another. Why the reader does not take it, empty where it does or is gone."""
     placed = Placed()
     regions = placed.regions(memory)
-    link.ask(UseMemory(regions), placed.descriptors)
+    try:
+        link.ask(UseMemory(regions), placed.descriptors)
+    except ReaderGone:
+        return ""
+    except RunRefused as refused:
+        return str(refused)
+    return ""

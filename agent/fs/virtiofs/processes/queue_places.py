@@ -6,7 +6,6 @@ inflight piece of its queue, which is the front-end's, or made here. A chain tha
 answered is completed then, and not served again.
 """
 
-import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,8 +87,9 @@ class QueuePlaces:
         served = _Served(setup, setup.base, setup.inflight_piece)
         try:
             link = self._reader_of(index)
-            if link is None or not self._give(index, served, link):
-                self._serve_here(index, served, self._ring(served, served.piece))
+            ring = self._ring(served, served.piece) if link is None else self._give(index, served, link)
+            if ring is not None:
+                self._serve_here(index, served, ring)
         except (BadRing, RunRefused) as bad:
             raise PeerError(str(bad)) from None
         self._served[index] = served
@@ -103,25 +103,38 @@ class QueuePlaces:
         try:
             return served.worker.stop()
         except ReaderGone:
-            try:
-                return self._left_by_reader(index, served).next_available
-            except BadRing:
-                return None
+            assert isinstance(served.worker, RemoteQueue)
+        try:
+            # What the reader has left may want a call, and that a thread makes which can be freed.
+            return self._serve_here(index, served, self._left_by(served.worker, served)).stop()
+        except BadRing:
+            return None
 
     def use_memory(self, memory: MemoryTable) -> None:
         self._memory = memory
-        told: set[int] = set()
-        for served in self._served.values():
+        refused: dict[ReaderLink, str] = {}
+        for index, served in self._served.items():
             worker = served.worker
             if isinstance(worker, QueueWorker):
                 worker.queue.memory = memory
             elif worker is not None:
                 worker.use_memory(memory)
-                link = worker.link
-                if link.number not in told:
-                    told.add(link.number)
-                    self._ask(functools.partial(tell_memory, link, memory))
+                if worker.link not in refused:
+                    refused[worker.link] = tell_memory(worker.link, memory)
+                if refused[worker.link]:
+                    self._stop_refused(index, served, worker, refused[worker.link])
         self.settle()
+
+    def _stop_refused(self, index: int, served: _Served, worker: RemoteQueue, why: str) -> None:
+        try:
+            worker.stop()
+        except ReaderGone:
+            return  # `settle` sees that
+        self._serve_no_more(index, served, why)
+
+    def _serve_no_more(self, index: int, served: _Served, why: str) -> None:
+        served.worker = None
+        self._complaints.peer(f"the ring of {self._queues.name}-{index}", f"{why}; the queue is stopped")
 
     def use_call(self, index: int, fd: int | None) -> None:
         """Call the driver of a queue through another descriptor. Raises PeerError."""
@@ -149,14 +162,12 @@ class QueuePlaces:
         for index, served in self._served.items():
             try:
                 if isinstance(served.worker, RemoteQueue) and served.worker.link.is_gone:
-                    self._serve_here(index, served, self._left_by_reader(index, served))
+                    self._serve_here(index, served, self._left_by(served.worker, served))
                 worker, link = served.worker, self._reader_of(index)
                 if isinstance(worker, QueueWorker) and link is not None and not worker.broken:
                     self._hand_over(index, served, worker, link)
             except (BadRing, RunRefused) as bad:
-                served.worker = None
-                name = f"{self._queues.name}-{index}"
-                self._complaints.peer(f"the ring of {name}", f"{bad}; the queue is stopped")
+                self._serve_no_more(index, served, str(bad))
 
     def close(self) -> None:
         if self.links is not None and self._processes is not None:
@@ -185,7 +196,7 @@ class QueuePlaces:
             inflight_piece=piece,
         )
 
-    def _serve_here(self, index: int, served: _Served, ring: DeviceQueue) -> None:
+    def _serve_here(self, index: int, served: _Served, ring: DeviceQueue) -> QueueWorker:
         queues = self._queues
         worker = QueueWorker(
             f"{queues.name}-{index}",
@@ -197,17 +208,19 @@ class QueuePlaces:
         )
         served.worker = worker
         worker.start()
+        return worker
 
     def _hand_over(self, index: int, served: _Served, worker: QueueWorker, link: ReaderLink) -> None:
         """Raises BadRing, RunRefused."""
         served.base = worker.stop()
         if worker.broken:
             served.worker = None
-        elif not self._give(index, served, link):
-            self._serve_here(index, served, self._ring(served, served.piece))
+        elif (ring := self._give(index, served, link)) is not None:
+            self._serve_here(index, served, ring)
 
-    def _give(self, index: int, served: _Served, link: ReaderLink) -> bool:
-        """Have a queue served by a reader; False where that one is gone. Raises BadRing, RunRefused."""
+    def _give(self, index: int, served: _Served, link: ReaderLink) -> DeviceQueue | None:
+        """Have a queue served by a reader; where that one is gone, its ring as it is then. Raises BadRing,
+        RunRefused."""
         queues, processes = self._queues, self._processes
         assert processes is not None
         if served.piece is None:
@@ -230,18 +243,17 @@ class QueuePlaces:
                 processes.words_descriptor,
             )
         except ReaderGone:
-            return False
+            # It may have begun to serve, and be gone before it said so.
+            return self._left_by(remote, served)
         served.worker = remote
-        return True
+        return None
 
-    def _left_by_reader(self, index: int, served: _Served) -> DeviceQueue:
-        """The ring of a queue whose reader has ended, without what was answered already. Raises BadRing."""
-        remote, piece = served.worker, served.piece
-        assert isinstance(remote, RemoteQueue)
-        assert piece is not None
+    def _left_by(self, remote: RemoteQueue, served: _Served) -> DeviceQueue:
+        """The ring of a queue whose reader has ended, without what was answered already. Its next worker
+        calls the driver. Raises BadRing."""
         served.worker = None
         remote.join()
-        ring = self._ring(served, piece)
-        if remote.last is not None and ring.complete_left_over(*remote.last):
-            self._queues.calls[index].signal()
+        ring = self._ring(served, served.piece)
+        if remote.last is not None:
+            ring.complete_left_over(*remote.last)
         return ring

@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol, cast
 from agent.fs.guest_sessions import GuestWords
 from agent.fs.virtiofs.back_end import PeerError
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
-from agent.fs.virtiofs.front_end_descriptors import Call
+from agent.fs.virtiofs.front_end_descriptors import Call, map_memory
 from agent.fs.virtiofs.processes.carrier import Carrier
 from agent.fs.virtiofs.processes.messages import (
     DESCRIPTORS_MAX,
@@ -38,7 +38,7 @@ from agent.fs.virtiofs.processes.messages import (
     encode_answer,
 )
 from agent.fs.virtiofs.queue_worker import QueueWorker
-from agent.host_os.foreign_memory import ForeignMemoryRefused, file_of, map_foreign_memory
+from agent.host_os.foreign_memory import file_of
 from agent.host_os.rate_limited_log import Complaints
 from agent.virtio.memory_table import MappedRegion, MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -99,12 +99,15 @@ class GuestQueues:
                     self._link, LINE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
                 )
                 if not line:
-                    return  # the first process is gone, and this one with it
+                    break
                 self._link.sendall(encode_answer(self._answer(line, descriptors)))
         except ConnectionError:
-            return
+            pass
         except BaseException:
             self._end()
+        if self._running:
+            # The first process is gone, or it has given this one up and serves these rings itself.
+            os._exit(1)
 
     def _end(self) -> NoReturn:
         log.exception("%s cannot go on, and this process ends", self._name)
@@ -124,7 +127,7 @@ class GuestQueues:
             else:
                 self._use_memory(message, left)
             return Done()
-        except (PeerError, ForeignMemoryRefused) as wrong:
+        except PeerError as wrong:
             return Refused(str(wrong))
         finally:
             for each in left:
@@ -141,12 +144,13 @@ class GuestQueues:
         )
 
     def _mapped(self, place: Place, descriptors: Sequence[int]) -> memoryview:
-        """Bytes of memory that is mapped once, for as long as anybody has a view of it."""
+        """Bytes of memory that is mapped once, for as long as anybody has a view of it. Raises PeerError: the
+        front-end may have sealed it since the first process mapped it."""
         descriptor, end = descriptors[place.memory], place.offset + place.size
         file = file_of(descriptor)
         mapped = self._mappings.get(file)
         if mapped is None or len(mapped) < end:
-            whole = map_foreign_memory(descriptor, 0, end, at_own_risk=True)
+            whole = map_memory(descriptor, 0, end, must_be_sealed=False)
             mapped = self._mappings[file] = cast(mmap.mmap, whole.obj)
         return memoryview(mapped)[place.offset : end]
 

@@ -50,24 +50,25 @@ class ReaderService:
 
     def serve(self, chain: Chain) -> int:
         """How many bytes were written into the chain's buffers. Raises BadRing."""
-        opcode = self._opcode(chain)
+        opcode = self._opcode(chain.readable[0]) if chain.readable else 0
         if opcode in _GETS and self._words.is_live:
             buffers = self._buffers
             message, received, data, room = buffers.take(chain.readable, chain.writable)
-            reply = self._session.answer(message, received, data, room, self._runner)
-            if reply is not None and is_final(reply):
-                written = buffers.put(reply)
-                if written is not None:
-                    return written
+            # The guest may have changed it since the peek. Only a get is the session's here: it says no INIT.
+            if self._opcode(message) in _GETS:
+                reply = self._session.answer(message, received, data, room, self._runner)
+                if reply is not None and is_final(reply):
+                    written = buffers.put(reply)
+                    if written is not None:
+                        return written
         handle = session_bound_by(chain) if opcode == _WRITE else 0
         written, bound = self._carrier.carry(chain, handle)
         if bound is not None:
             self._learn(handle, bound)
         return written
 
-    def _opcode(self, chain: Chain) -> int:
+    def _opcode(self, head: memoryview) -> int:
         """That of a request about the node; 0 for any other."""
-        head = chain.readable[0] if chain.readable else b""
         if len(head) < IN_HEADER_BYTES:
             return 0
         opcode: int

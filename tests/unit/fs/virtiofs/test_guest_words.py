@@ -47,6 +47,17 @@ def test_what_became_of_a_get_is_told_by_its_serial(ends: tuple[GuestWords, Gues
     assert first.outcome_of((1 << 50) + 1) == 18
 
 
+def test_a_whole_value_has_ended(ends: tuple[GuestWords, GuestWords]) -> None:
+    first, reader = ends
+    assert not first.may_have_ended(5, 77), "none has served it"
+    reader.tell(5, 0, 77)
+    assert [first.may_have_ended(5, within) for within in (1, 76, 77, 78)] == [False, False, True, True]
+    assert not first.may_have_ended(5 + OUTCOMES, 77), "its place has an earlier one"
+    reader.tell(5 + OUTCOMES, 1)
+    assert first.may_have_ended(5, 1), "a later get has its place, so nobody knows"
+    assert not first.may_have_ended(5 + OUTCOMES, 77), "it was a miss"
+
+
 def test_a_mark_is_taken_once(ends: tuple[GuestWords, GuestWords]) -> None:
     first, reader = ends
     assert not reader.take_mark(b"k" * 16)
