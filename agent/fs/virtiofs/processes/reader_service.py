@@ -50,6 +50,7 @@ class ReaderService:
                     written = buffers.put(reply)
                     if written is not None:
                         return written
+            buffers.let_go()
         return self._carrier.carry(chain)
 
     def _is_get(self, head: memoryview) -> bool:
