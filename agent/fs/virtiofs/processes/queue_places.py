@@ -91,18 +91,23 @@ class QueuePlaces:
             ring = self._ring(served, served.piece) if link is None else self._give(index, served, link)
             if ring is not None:
                 self._serve_here(index, served, ring)
+            self._served[index] = served
         except (BadRing, RunRefused) as bad:
             raise PeerError(str(bad)) from None
-        self._served[index] = served
+        finally:
+            self._keep_no_memory_of_nobody()
 
     def stop(self, index: int) -> int | None:
         """End a queue after the request at hand; the available idx to go on from, None where it did not
         run."""
         served = self._served.pop(index, None)
         base = None if served is None else self._stop(index, served)
+        self._keep_no_memory_of_nobody()
+        return base
+
+    def _keep_no_memory_of_nobody(self) -> None:
         if not self._served:
             self._memory = MemoryTable()
-        return base
 
     def _stop(self, index: int, served: _Served) -> int | None:
         if served.worker is None:
