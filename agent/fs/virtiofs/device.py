@@ -171,6 +171,7 @@ class Device:
                 return 0
             _, opcode, unique, *_ = IN_HEADER.unpack_from(message)
             if opcode in _FORGETS:
+                buffers.let_go()
                 if chain.again and is_given_back(message, received):
                     return 0
                 session.answer(message, received, data, room, runner)

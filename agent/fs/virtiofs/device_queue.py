@@ -144,7 +144,7 @@ class DeviceQueue:
 
     def complete_left_over(self, head: int, taking: int, written: int) -> bool:
         """Complete a chain that was answered before its process died, if it is left over and still the one
-        that was taken then; True if it was. Whoever serves the ring next owes the driver a call."""
+        that was taken then; True if it was. The next worker of the ring owes the driver a call."""
         if not taking or head not in self._again or self.taking(head) != taking:
             return False
         self._again.remove(head)

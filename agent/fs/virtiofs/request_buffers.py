@@ -28,6 +28,7 @@ GuestRequest: TypeAlias = tuple[memoryview, int, memoryview, Target]
 """What `FuseSession.answer` is given: message, bytes received, data, room."""
 
 _HEADER: Final = IN_HEADER
+_NO_RUNS: Final[list[memoryview]] = []
 _WRITE: Final[int] = Opcode.WRITE.value
 _READ: Final[int] = Opcode.READ.value
 
@@ -41,8 +42,7 @@ class RequestBuffers:
         self._message = payload_memory(ARGUMENTS_BYTES_MAX)
         self._data = payload_memory(transfer_bytes)
         self._room = payload_memory(transfer_bytes)
-        self._header_runs: list[memoryview] = []
-        self._body_runs: list[memoryview] = []
+        self._header_runs = self._body_runs = _NO_RUNS
         self._body_bytes = 0
         self._in_place: object = None
         self.bytes_copied = 0
@@ -112,7 +112,13 @@ class RequestBuffers:
             if isinstance(body, memoryview):
                 self.bytes_copied += len(body)
         self._scatter(self._header_runs, header)
+        self.let_go()
         return total
+
+    def let_go(self) -> None:
+        """Keep nothing of the guest's memory: when it ends, the machine gets back what nobody has mapped."""
+        self._header_runs = self._body_runs = _NO_RUNS
+        self._in_place = None
 
     def _scatter(self, runs: list[memoryview], data: bytes | memoryview) -> None:
         at, end = 0, len(data)

@@ -45,7 +45,10 @@ class RequestService:
         if chain.again:
             return self._serve_again(message, received, data, room)
         reply = self._session.answer(message, received, data, room, self._runner)
-        return 0 if reply is None else self._put(message, reply)
+        if reply is None:
+            buffers.let_go()
+            return 0
+        return self._put(message, reply)
 
     def _serve_again(self, message: memoryview, received: int, data: memoryview, room: Target) -> int:
         if is_given_back(message, received):

@@ -53,11 +53,13 @@ def start(node: int, link: socket.socket, death: str = "", passes: int = 0) -> s
     has said that it serves ("done"). `passes`: how often it does not die there."""
     with link:
         words = [str(link.fileno()), str(node), death, str(passes)]
+        # Not compiled: it puts other methods into our classes.
+        environment = {**os.environ, "G35_COMPILED": "no"}
         return subprocess.Popen(
             [sys.executable, "-m", __name__, *words],
             pass_fds=[link.fileno()],
             cwd=Path(__file__).parents[3],
-            env={**os.environ, "G35_COMPILED": "no"},  # what is compiled takes no other methods
+            env=environment,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import itertools
 import os
 import select
@@ -159,3 +160,29 @@ def test_a_call_that_blocks_keeps_nobody_but_its_queue(device: DeviceAndReaders,
     guest.machine.lose()
     with Guest(device).machine:
         pass
+
+
+def test_a_guest_that_has_ended_takes_no_memory(device: DeviceAndReaders) -> None:
+    """What a process of the agent maps the machine does not get back, though QEMU has ended."""
+    guest = Guest(device)
+    process = device.start_reader()
+    device.wait_by_readers(2)
+    inode = os.fstat(guest.machine.memory.regions[0].descriptor).st_ino
+
+    def is_mapped(pid: int) -> bool:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return any(line.split()[4] == str(inode) for line in lines)
+
+    for number in range(4):
+        guest.get(2 * number)
+        guest.client.walk("read by readers")
+    assert is_mapped(process.pid)
+    guest.machine.close()
+    del guest
+    with Guest(device).machine as other:
+        pass  # the door has let go of the one before
+    assert other.connection is None
+    wait_until(lambda: not is_mapped(process.pid), what="the reader to let go of it")
+    wait_until(
+        lambda: gc.collect() >= 0 and not is_mapped(os.getpid()), what="the first process to let go of it"
+    )

@@ -75,6 +75,7 @@ class QueuePlaces:
         self._queues, self._processes, self._complaints = queues, processes, complaints
         self._served: dict[int, _Served] = {}
         self._memory = MemoryTable()
+        """Of the queues that run. What is kept here a guest that has ended still takes of the machine."""
 
     @property
     def are_still(self) -> bool:
@@ -90,15 +91,26 @@ class QueuePlaces:
             ring = self._ring(served, served.piece) if link is None else self._give(index, served, link)
             if ring is not None:
                 self._serve_here(index, served, ring)
+            self._served[index] = served
         except (BadRing, RunRefused) as bad:
             raise PeerError(str(bad)) from None
-        self._served[index] = served
+        finally:
+            self._keep_no_memory_of_nobody()
 
     def stop(self, index: int) -> int | None:
         """End a queue after the request at hand; the available idx to go on from, None where it did not
         run."""
         served = self._served.pop(index, None)
-        if served is None or served.worker is None:
+        base = None if served is None else self._stop(index, served)
+        self._keep_no_memory_of_nobody()
+        return base
+
+    def _keep_no_memory_of_nobody(self) -> None:
+        if not self._served:
+            self._memory = MemoryTable()
+
+    def _stop(self, index: int, served: _Served) -> int | None:
+        if served.worker is None:
             return None
         try:
             return served.worker.stop()
@@ -111,7 +123,8 @@ class QueuePlaces:
             return None
 
     def use_memory(self, memory: MemoryTable) -> None:
-        self._memory = memory
+        if self._served:
+            self._memory = memory
         refused: dict[ReaderLink, str] = {}
         for index, served in self._served.items():
             worker = served.worker

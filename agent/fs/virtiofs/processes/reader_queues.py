@@ -80,7 +80,6 @@ class GuestQueues:
         self._name, self._link = name, link
         self._make_service = make_service
         self._running: dict[int, _Running] = {}
-        self._memory = MemoryTable()
         self._mappings: weakref.WeakValueDictionary[tuple[int, int], mmap.mmap] = (
             weakref.WeakValueDictionary()
         )
@@ -134,9 +133,9 @@ class GuestQueues:
                 os.close(each)
 
     def _use_memory(self, message: UseMemory, descriptors: Sequence[int]) -> None:
-        self._memory = self._table(message.regions, descriptors)
+        memory = self._table(message.regions, descriptors)
         for running in self._running.values():
-            running.worker.queue.memory = self._memory
+            running.worker.queue.memory = memory
 
     def _table(self, regions: Sequence[PlacedRegion], descriptors: Sequence[int]) -> MemoryTable:
         return MemoryTable(
@@ -175,7 +174,6 @@ class GuestQueues:
             )
         except BadRing as bad:
             return Refused(str(bad))
-        self._memory = memory
         call = Call()
         call.use(call_event)
         for each in (carrying, kick):

@@ -61,6 +61,7 @@ class ReaderService:
                     written = buffers.put(reply)
                     if written is not None:
                         return written
+            buffers.let_go()
         handle = session_bound_by(chain) if opcode == _WRITE else 0
         written, bound = self._carrier.carry(chain, handle)
         if bound is not None:
