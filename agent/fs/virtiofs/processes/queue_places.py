@@ -232,20 +232,20 @@ class QueuePlaces:
             self._serve_here(index, served, ring)
 
     def _give(self, index: int, served: _Served, link: ReaderLink) -> DeviceQueue | None:
-        """Have a queue served by a reader; where that one is gone, its ring as it is then. Raises BadRing,
+        """Have a queue served by a reader; where that cannot be, its ring as it is then. Raises BadRing,
         RunRefused."""
         queues, processes = self._queues, self._processes
         assert processes is not None
-        if served.piece is None:
-            served.piece = queues.make_piece(queue_bytes(served.setup.size))
-        remote = RemoteQueue(
-            f"{queues.name}-{index}",
-            index,
-            self._ring(served, None),
-            queues.make_serve(index),
-            queues.bound,
-            link,
-        )
+        name = f"{queues.name}-{index}"
+        try:
+            if served.piece is None:
+                served.piece = queues.make_piece(queue_bytes(served.setup.size))
+            remote = RemoteQueue(
+                name, index, self._ring(served, None), queues.make_serve(index), queues.bound, link
+            )
+        except OSError as failure:
+            self._complaints.world(f"{name} is served by the first process", str(failure))
+            return self._ring(served, served.piece)
         try:
             remote.start(
                 served.setup,

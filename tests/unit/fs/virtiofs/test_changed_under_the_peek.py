@@ -19,6 +19,7 @@ from agent.fs.virtiofs.request_buffers import GuestRequest, RequestBuffers
 from tests.support.fs.reader_process import Reads, pattern
 from tests.support.pool.inline_runner import inline_runner
 
+pytestmark = pytest.mark.interpreted
 NODE = 2
 CARRIED = 12345
 _OPCODE_AT = 4
