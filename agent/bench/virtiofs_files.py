@@ -40,7 +40,7 @@ class VirtiofsFiles(Files):
         self._may_borrow = threading.BoundedSemaphore(BORROWED_MAX)
 
     def processes(self, folder: str) -> list[str]:
-        """None: a guest is served by one process, and the folder is not this machine's."""
+        """None: which process serves a guest's request is the device's affair."""
         return []
 
     def open(self, path: str) -> int:

@@ -2,7 +2,15 @@
 
 The first process keeps the sessions. A reader that serves a queue of the guest asks it once which keys are
 bound to the tickets of a session, and remembers that until the session's version is another. What became of
-each get goes the other way.
+each get goes the other way:
+
+1. A guest's request binds keys to tickets of a session. The first process gives each binding a serial, raises
+   the session's version, and answers.
+2. A READ of a ticket comes to a reader. Where the session's version is not the one that it remembers, it asks
+   what is bound; it may have been told with the answer to that request.
+3. It serves the value, tells what became of the get by the serial, and answers.
+4. Who asks the first process for the outcome has what was told. A READ behind a value that was served whole
+   is its end, whatever is stored under the key by then.
 
     0      is live        u64    1: the guest has said INIT
     8      versions       u64 x 256, of sessions by their handle
@@ -67,7 +75,8 @@ class GuestWords:
         self._words[0] = int(is_live)
 
     def version_of(self, handle: int) -> int:
-        """That of the session which is open under the handle, the guest's or this agent's own."""
+        """That of the session which is open under the handle, the guest's or this agent's own: they differ by
+        the epoch, which stands far above the lowest bits."""
         return self._words[1 + handle % VERSIONS]
 
     def raise_version(self, handle: int) -> None:

@@ -54,7 +54,7 @@ class ReaderGuests:
 
             guest = _Guest(own, may_read, take)
             self._guests.append(guest)
-            self._queues.append(GuestQueues(f"guest-{number_of_guest}", link, guest.service))
+            self._queues.append(GuestQueues(f"virtiofs-{number_of_guest}", link, guest.service))
 
     def start(self) -> None:
         for each in self._queues:

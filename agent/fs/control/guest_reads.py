@@ -22,6 +22,8 @@ from host_shim.control_wire import MalformedControl, Outcome, decode_value_xattr
 SESSIONS_MAX: Final = 1024
 BINDINGS_MAX: Final = 65_536
 """Of these sessions, remembered since all were forgotten; beyond either they are asked for again."""
+MISFITS: Final = 64
+"""Requests of one size that are not tried here after one was too small. To try costs a read in vain."""
 
 
 class _Session:
@@ -50,8 +52,9 @@ class GuestReads(FileSystem):
         self._sessions: dict[int, _Session] = {}
         self._remembered = 0
         """Bindings, since all were forgotten."""
-        self._misfits: dict[str, int] = {}
-        """By volume, the size of a request that was too small for its value."""
+        self._misfits: dict[str, tuple[int, int]] = {}
+        """By volume, the size of a request that was too small for its value, and for how many more of that
+        size this is believed."""
 
     def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Settled[Xattr]:
         try:
@@ -74,7 +77,7 @@ class GuestReads(FileSystem):
         volume = None if binding is None else self._volumes.get(binding.volume)
         if binding is None or volume is None or not self._may_read(volume):
             raise _elsewhere()
-        if self._misfits.get(binding.volume) == len(into) or self._words.take_mark(binding.key):
+        if self._is_too_small(binding.volume, len(into)) or self._words.take_mark(binding.key):
             raise _elsewhere()
         return self._get(volume, binding, into)
 
@@ -93,6 +96,17 @@ class GuestReads(FileSystem):
         self._remembered += len(known.by_ticket)
         return known
 
+    def _is_too_small(self, volume: str, size: int) -> bool:
+        """Whether a value was longer than a request of this size, a short while ago."""
+        found, left = self._misfits.get(volume, (0, 0))
+        if found != size:
+            return False
+        if left:
+            self._misfits[volume] = (found, left - 1)
+        else:
+            self._misfits.pop(volume, None)
+        return left > 0
+
     def _get(self, volume: ServedVolume, binding: Binding, into: Target) -> Steps[int]:
         channel, reading = self._channel(), volume.reader(binding.key)
         try:
@@ -105,7 +119,7 @@ class GuestReads(FileSystem):
                 raise _elsewhere()
             if got < reading.length:
                 # The guest reads on, and the first process may find another value of this key by then.
-                self._misfits[binding.volume] = len(into)
+                self._misfits[binding.volume] = (len(into), MISFITS)
                 tally = channel.tally(volume.settings.name)
                 tally.gets_hit -= 1
                 tally.bytes_read -= got

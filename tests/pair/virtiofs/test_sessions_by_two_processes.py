@@ -180,6 +180,17 @@ def test_what_is_no_whole_value_is_the_first_process(both: Both) -> None:
     assert refused(both, 0) == errno.EREMOTE
 
 
+def test_a_request_that_is_too_small_is_tried_again_after_a_while(both: Both) -> None:
+    both.agent.put(key_of(1), value(1, 5000))
+    both.agent.put(key_of(2), value(2, 100))
+    both.tell(Operation.GET, 1, 2)
+    assert refused(both, 0, 4096) == errno.EREMOTE
+    for _ in range(guest_reads.MISFITS):
+        assert refused(both, 1, 4096) == errno.EREMOTE
+        assert both.get(1, 4097) == value(2, 100), "of another length"
+    assert both.get(1, 4096) == value(2, 100)
+
+
 def test_a_whole_value_has_no_rest_of_another(both: Both) -> None:
     both.agent.put(key_of(1), value(1, 4096))
     both.tell(Operation.GET, 1)

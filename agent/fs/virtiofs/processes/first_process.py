@@ -275,10 +275,9 @@ class RemoteQueue:
         if which != SERVE:
             return encode_bound(self._bound(handle))
         try:
-            chain = self._ring.chain_at(head, again=bool(again))
+            written = serve(self._ring.chain_at(head, again=bool(again)))
         except BadRing as bad:
             return encode_bad(str(bad))
-        written = serve(chain)
         self.last = Taken(head, taking, written)
         return encode_written(written, self._bound(handle) if handle else None)
 

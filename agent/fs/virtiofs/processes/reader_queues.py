@@ -2,8 +2,8 @@
 
 A thread for each guest does what the first process says over their link (messages.py): it starts and stops
 the queues, whose threads are as those of the first process (queue_worker.py). Descriptors come from there,
-which has looked at them. Should any of it fail, the process ends: only then does the first process know
-that nobody serves these rings any more.
+which has looked at them. Should that thread fail, the process ends: only then does the first process know
+that nobody serves these rings any more. A queue whose own thread fails stops, as in the first process.
 """
 
 import logging
