@@ -160,25 +160,20 @@ class WorkerChannel:
             tally.local_bytes_read += size
         return pendings
 
-    def _one_way(self, namespace: int) -> Route | None:
-        """The only path to the blocks of a namespace that answers; None where `_start` has to look."""
-        fabric = self._fabric
-        ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
-        if len(ways) != 1 or ways[0].kv is not None:
-            return None
-        health = fabric.health[namespace]
-        return None if health.may_refuse or self._is_full(health) else ways[0]
-
     def _read_by_the_one_way(
         self, namespace: int, reads: Sequence[Read], more: bool
     ) -> list[PendingRequest] | None:
         """What `_start` comes to for most reads, in a few steps: one command each by the only path to a
         namespace that answers, whose queue is connected. None: `_start` has to look, and nothing was done."""
-        way = self._one_way(namespace)
-        if way is None or way.enclosure.has_other_paths:
+        fabric = self._fabric
+        ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
+        if len(ways) != 1:
             return None
-        health, now = self._fabric.health[namespace], time.monotonic()
-        slot = self._slot(way.enclosure)
+        way, health, now = ways[0], fabric.health[namespace], time.monotonic()
+        enclosure = way.enclosure
+        if health.may_refuse or self._is_full(health) or way.kv is not None or enclosure.has_other_paths:
+            return None
+        slot = self._slot(enclosure)
         queue = slot.take(now)
         if queue is None:
             return None
@@ -243,11 +238,13 @@ class WorkerChannel:
         """As `_read_by_the_one_way`. A write looks at the fence, too, and keeps what it was: another path may
         come meanwhile, or the fence has to go up."""
         fabric = self._fabric
-        way = self._one_way(namespace)
-        if way is None or fabric.nguids[namespace] in fabric.taken:
+        ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
+        if len(ways) != 1:
             return None
-        health, nguid, now = fabric.health[namespace], fabric.nguids[namespace], time.monotonic()
-        enclosure = way.enclosure
+        way, health, now = ways[0], fabric.health[namespace], time.monotonic()
+        enclosure, nguid = way.enclosure, fabric.nguids[namespace]
+        if health.may_refuse or self._is_full(health) or way.kv is not None or nguid in fabric.taken:
+            return None
         slot = self._slot(enclosure)
         queue = slot.take(now)
         if queue is None:

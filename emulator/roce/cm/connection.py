@@ -232,11 +232,12 @@ class Connection:
         )
         self._ask(reply, self._transaction, now, self._tries)
 
-    def reject(self, now: float, private_data: bytes = b"") -> None:
+    def reject(
+        self, now: float, private_data: bytes = b"", reason: int = wire.RejectReason.CONSUMER_DEFINED
+    ) -> None:
         """rdma_reject, of a request on the passive side or a reply on the active one; no event follows."""
         self._expect("reject", CmState.REQ_RECEIVED, CmState.REP_RECEIVED)
         check_private(private_data, wire.PRIVATE_BYTES[Attribute.REJ])
-        reason = wire.RejectReason.CONSUMER_DEFINED
         if self.state is CmState.REQ_RECEIVED:
             self._send_reject(reason, wire.MessageKind.REQ, private_data)
             self._close()

@@ -6,7 +6,6 @@ its own inline. An `Endpoint` is a device with its connection manager, still wit
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from emulator.roce.cm.manager import ConnectionManager
@@ -31,6 +30,7 @@ class GeneralServices:
     def __init__(self, nic: Nic) -> None:
         self.waiting = False
         """Something has arrived."""
+        self.dropped = 0
         self._nic = nic
         self._pd = nic.alloc_pd()
         # As large as a datagram can be: one that finds too little room would end the queue pair.
@@ -67,8 +67,8 @@ class GeneralServices:
             self._post(done.wr_id)
 
     def send(self, ip: str, mad: bytes) -> None:
-        """Post a management datagram to queue pair 1 of an address; dropped where that fails."""
-        with suppress(verbs.VerbsError):
+        """Post a management datagram to queue pair 1 of an address; dropped and counted where that fails."""
+        try:
             handle = self._handles.get(ip)
             if handle is None:
                 if len(self._handles) >= MAX_HANDLES:
@@ -84,6 +84,8 @@ class GeneralServices:
                 inline=mad,
             )
             self._qp.post_send(request)
+        except verbs.VerbsError:
+            self.dropped += 1
 
 
 class Endpoint:

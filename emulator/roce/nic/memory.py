@@ -45,9 +45,10 @@ class ProtectionFault(Exception):
 class ProtectionDomain:
     """What may be used together. `users` counts the objects in it; it cannot go while there are any."""
 
-    __slots__ = ("users",)
+    __slots__ = ("handle", "users")
 
-    def __init__(self) -> None:
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
         self.users = 0
 
 
@@ -77,7 +78,7 @@ class Backing:
 class MemoryRegion(Backing):
     """`length` bytes that both sides call `address`, `address + 1`, ... (struct ibv_mr)."""
 
-    __slots__ = ("address", "length", "lkey", "pd", "rights", "windows")
+    __slots__ = ("access", "address", "length", "lkey", "pd", "rights", "windows")
 
     def __init__(
         self, pd: ProtectionDomain, view: memoryview, address: int, access: Access, key: int
@@ -86,8 +87,9 @@ class MemoryRegion(Backing):
         self.pd = pd
         self.address = 0 if access & Access.ZERO_BASED else address
         self.length = view.nbytes
+        self.access = access
         self.rights = int(access)
-        """A plain number: to combine flags of an enum costs ten times as much."""
+        """The same as a plain number: to combine flags of an enum costs ten times as much."""
         self.lkey = key
         self.windows = 0
 
@@ -111,7 +113,9 @@ class MemoryWindow:
     Type 1 belongs to its domain; type 2 to the queue pair that bound it (2B, IBTA 10.6.7.2.4).
     """
 
-    __slots__ = ("address", "grant", "length", "offset", "pd", "qpn", "region", "rights", "rkey", "type")
+    __slots__ = (
+        "access", "address", "grant", "length", "offset", "pd", "qpn", "region", "rights", "rkey", "type",
+    )  # fmt: skip
 
     def __init__(self, pd: ProtectionDomain, kind: MwType, key: int) -> None:
         self.pd = pd
@@ -121,6 +125,7 @@ class MemoryWindow:
         self.grant: Backing | None = None
         """There is one while it is bound."""
         self.address = self.offset = self.length = self.qpn = 0
+        self.access = Access(0)
         self.rights = 0
 
     def unbind(self) -> None:
@@ -360,6 +365,7 @@ class KeyTable:
         window.region, window.grant = region, Backing(region.view)
         window.offset, window.length = offset, bind.length
         window.address = 0 if asked & _ZERO_BASED else bind.address
+        window.access = bind.access
         window.rights = asked
         window.qpn = qpn
         window.rkey = rkey

@@ -38,7 +38,7 @@ from emulator.roce.nic.queue_pair import SERVICES, QueuePair
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.cnp import decode_cnp_untrusted, is_cnp_untrusted
-from emulator.roce.wire.flow import Flow, flow_of
+from emulator.roce.wire.flow import Flow, flow_of, gid_of
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import ICRC_BYTES, SERVICE_SHIFT, Opcode, Service, class_of
 from emulator.roce.wire.packet import decode_transport_untrusted
@@ -68,6 +68,7 @@ class Nic(DeviceServices):
         limits: verbs.Limits | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
+        self.gid = gid_of(address)
         self.guid = guid or rng.getrandbits(64)
         super().__init__(address, rng, mtu, limits, window_bytes)
         self.on_gone: Callable[[object], None] | None = None
@@ -81,6 +82,7 @@ class Nic(DeviceServices):
         self._cqs: set[CompletionQueue] = set()
         self._srqs: set[SharedReceiveQueue] = set()
         self._ahs: set[AddressHandle] = set()
+        self._next_pd = 1
         self._rng = rng
         self._next_qpn = rng.randrange(2, 1 << 24)
         self.solve_identification = False
@@ -95,7 +97,8 @@ class Nic(DeviceServices):
 
     def alloc_pd(self) -> ProtectionDomain:
         self._room(self._pds, self.limits.max_pd, "protection domains")
-        pd = ProtectionDomain()
+        pd = ProtectionDomain(self._next_pd)
+        self._next_pd += 1
         self._pds.add(pd)
         return pd
 

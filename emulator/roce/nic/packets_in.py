@@ -67,7 +67,6 @@ class _Table:
         size = mtu + ROW_OVERHEAD
         count = (len(data) - start) // size
         self.data = data
-        """Nobody reads it, but tables are found by its id, which no other memory may get."""
         self.heads: NDArray[np.uint64] = np.ndarray(count, "<u8", data, start, size)
         self.words: NDArray[np.uint32] = np.ndarray(count, "<u4", data, start + SAME_BYTES, size)
         self.payload: Bytes = np.ndarray((count, mtu), np.uint8, data, start + BTH_BYTES, (size, 1))

@@ -19,7 +19,7 @@ BASE = 0x1000
 
 @pytest.fixture
 def pd() -> ProtectionDomain:
-    return ProtectionDomain()
+    return ProtectionDomain(1)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def keys() -> KeyTable:
 
 @given(st.integers(-(1 << 65), 1 << 65), st.integers(1, 1 << 32))
 def test_no_range_reaches_beyond_its_region(address: int, length: int) -> None:
-    pd, keys = ProtectionDomain(), KeyTable(Limits(), random.Random(5))
+    pd, keys = ProtectionDomain(1), KeyTable(Limits(), random.Random(5))
     region = keys.add_region(pd, bytearray(100), (1 << 64) - 100, RW)
     inside = region.address <= address and address + length <= region.address + 100
     if inside:
@@ -121,7 +121,7 @@ def test_entries_of_no_length_are_not_looked_at(keys: KeyTable, pd: ProtectionDo
 
 @given(st.lists(st.integers(0, 9), max_size=6), st.integers(0, 40), st.integers(0, 40))
 def test_spans_are_one_message(sizes: list[int], start: int, length: int) -> None:
-    pd, keys = ProtectionDomain(), KeyTable(Limits(), random.Random(5))
+    pd, keys = ProtectionDomain(1), KeyTable(Limits(), random.Random(5))
     regions = [keys.add_region(pd, bytearray(b"." * (size + 2)), 0, RW) for size in sizes]
     spans = SpanList([Span(region, 1, size) for region, size in zip(regions, sizes, strict=True)])
     total = sum(sizes)
