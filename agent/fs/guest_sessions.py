@@ -20,11 +20,12 @@ each get goes the other way:
 """
 
 import mmap
-import os
 import threading
 import zlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from agent.host_os.shared_memory import shared_memory
 
 VERSIONS: Final = 256
 """A power of two: what stands above the lowest bits of a guest's handle does not matter."""
@@ -119,10 +120,4 @@ class GuestWords:
 
 def shared_words() -> int:
     """A descriptor of new shared memory for one guest. Raises OSError."""
-    descriptor = os.memfd_create("g35-guest-sessions", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, TOTAL_BYTES)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return shared_memory("g35-guest-sessions", TOTAL_BYTES)

@@ -96,9 +96,8 @@ async def serve_reads(
     seal = map_seal(root, settings.state)
     wanted, others = (
         settings.worker_count,
-        OTHER_QUEUES + (configuration.s3.workers if order.s3_listen else 0)
-        + len(queues_at(configuration, order.number)),
-    )  # fmt: skip
+        OTHER_QUEUES + _s3_queues(order, configuration) + len(queues_at(configuration, order.number)),
+    )
     async with connected(configuration, wanted + others) as supervisor:
         fabric = supervisor.fabric
         workers = granted_workers(fabric, wanted, others)
@@ -133,6 +132,10 @@ async def serve_reads(
                 if reader is not None:
                     await trio.to_thread.run_sync(reader.stop)
                 await trio.to_thread.run_sync(channels.close)
+
+
+def _s3_queues(order: Order, configuration: Configuration) -> int:
+    return configuration.s3.workers if order.s3_listen else 0
 
 
 async def _until(nursery: trio.Nursery, wait: Callable[[], None]) -> None:
@@ -193,7 +196,7 @@ class Reader:
         )
         self._door: DevFuseDoor | None = None
         self._s3 = self._s3_door(order, configuration, volumes, links.s3) if order.s3_listen else None
-        first_of_guests = self._first_of_s3 + (configuration.s3.workers if order.s3_listen else 0)
+        first_of_guests = self._first_of_s3 + _s3_queues(order, configuration)
         self._guests = self._reads_of_guests(order, configuration, links, served, first_of_guests)
         self._stopping = threading.Event()
         self._followed_at = time.monotonic()

@@ -7,9 +7,10 @@ place, so now and then one is read again in vain.
 """
 
 import mmap
-import os
 import threading
 from typing import Final
+
+from agent.host_os.shared_memory import shared_memory
 
 VERSIONS: Final = 1 << 18
 VERSION_BYTES: Final = 4
@@ -66,10 +67,4 @@ class SetVersions:
 
 def shared_versions() -> int:
     """A descriptor of new shared memory for the versions of one agent. Raises OSError."""
-    descriptor = os.memfd_create("g35-set-versions", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, TOTAL_BYTES)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return shared_memory("g35-set-versions", TOTAL_BYTES)

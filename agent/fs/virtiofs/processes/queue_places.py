@@ -155,17 +155,13 @@ class QueuePlaces:
         served = self._served.get(index)
         worker = None if served is None else served.worker
         if isinstance(worker, RemoteQueue):
-            self._ask(lambda: worker.use_call(fd))
+            try:
+                worker.use_call(fd)
+            except RunRefused as refused:
+                raise PeerError(str(refused)) from None
+            except ReaderGone:
+                pass  # `settle` sees that
             self.settle()
-
-    def _ask(self, ask: Callable[[], None]) -> None:
-        """Have a reader told something. One that is gone is seen by `settle`."""
-        try:
-            ask()
-        except ReaderGone:
-            return
-        except RunRefused as refused:
-            raise PeerError(str(refused)) from None
 
     def settle(self) -> None:
         """Serve here what readers that have ended served; give those that are ready what is theirs."""
