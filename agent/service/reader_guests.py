@@ -58,7 +58,7 @@ class ReaderGuests:
 
     def start(self) -> None:
         for each in self._queues:
-            each.start()
+            threading.Thread(target=each.serve, name=each.name, daemon=True).start()
 
     def moved(self) -> dict[str, dict[str, int]]:
         """By the number of the guest, as of a door."""

@@ -1,11 +1,9 @@
-"""A reader of a guest's queues, which carries every request: a thread of the test, or a program to be killed.
-
-python -m tests.support.fs.guest_reader DESCRIPTOR
-"""
+"""A reader of a guest's queues, which carries every request: a thread of the test."""
 
 from __future__ import annotations
 
 import socket
+import threading
 
 from agent.fs.guest_sessions import GuestWords, shared_words
 from agent.fs.virtiofs.device_queue import Chain
@@ -33,12 +31,14 @@ def guest_processes(queues: int) -> GuestProcesses:
     return GuestProcesses([NUMBER] * queues, GuestWords(descriptor), descriptor, lambda handle: [], 0)
 
 
-def reader_in_this_process(door: VirtioFsDoor) -> socket.socket:
-    """Its end of the link, to be closed when the door has stopped."""
+def reader_in_this_process(door: VirtioFsDoor) -> threading.Thread:
+    """It ends after the door has stopped."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    GuestQueues("guest-0", theirs, lambda queue, words, carrier: CarriesAll(carrier)).start()
+    queues = GuestQueues("guest-0", theirs, lambda queue, words, carrier: CarriesAll(carrier))
+    thread = threading.Thread(target=queues.serve, name=queues.name, daemon=True)
+    thread.start()
     door.serve_reader(NUMBER, ours)
-    return theirs
+    return thread
 
 
 def is_ready(door: VirtioFsDoor) -> bool:

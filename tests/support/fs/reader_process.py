@@ -125,7 +125,7 @@ def main() -> None:
             session, node, learned.__setitem__, buffers[queue], inline_runner(queue), words, carrier
         )
 
-    GuestQueues("guest-0", socket.socket(fileno=descriptor), service)._work()
+    GuestQueues("guest-0", socket.socket(fileno=descriptor), service).serve()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def served(
     `by_reader`: that reader is there, in this process."""
     processes = guest_processes(queues) if is_divided or by_reader else None
     door = VirtioFsDoor(tree, path, queues, inline_runner, books=books, processes=processes)
-    link = reader_in_this_process(door) if by_reader else None
+    reader = reader_in_this_process(door) if by_reader else None
     door.start()
     try:
         if by_reader:
@@ -62,8 +62,8 @@ def served(
         yield door
     finally:
         door.stop()
-        if link is not None:
-            link.close()
+        if reader is not None:
+            reader.join()
 
 
 @contextlib.contextmanager

@@ -10,10 +10,9 @@ import logging
 import mmap
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol, cast
+from typing import Final, NoReturn, Protocol, cast
 
 from agent.fs.guest_sessions import GuestWords
 from agent.fs.virtiofs.back_end import PeerError
@@ -74,10 +73,11 @@ class _Running:
 
 
 class GuestQueues:
-    """Those of one guest. Only its thread changes anything."""
+    """Those of one guest. Only the thread of `serve` changes anything."""
 
     def __init__(self, name: str, link: socket.socket, make_service: MakeService) -> None:
-        self._name, self._link = name, link
+        self.name: Final = name
+        self._link = link
         self._make_service = make_service
         self._running: dict[int, _Running] = {}
         self._mappings: weakref.WeakValueDictionary[tuple[int, int], mmap.mmap] = (
@@ -86,11 +86,12 @@ class GuestQueues:
         self._words: GuestWords | None = None
         self._complaints = Complaints(log)
 
-    def start(self) -> None:
-        """Say that this process is ready, and do from now on what the first process says."""
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+    def serve(self) -> None:
+        """Say that this process is ready, and do what the first process says, until the link ends."""
+        with self._link:
+            self._do_what_is_said()
 
-    def _work(self) -> None:
+    def _do_what_is_said(self) -> None:
         try:
             self._link.sendall(READY)
             while True:
@@ -109,7 +110,7 @@ class GuestQueues:
             os._exit(1)
 
     def _end(self) -> NoReturn:
-        log.exception("%s cannot go on, and this process ends", self._name)
+        log.exception("%s cannot go on, and this process ends", self.name)
         os._exit(1)
 
     def _answer(self, line: bytes, descriptors: Sequence[int]) -> Answer:
@@ -183,7 +184,7 @@ class GuestQueues:
         def serve() -> Callable[[Chain], int]:
             return self._make_service(run.index - 1, words_of_guest, carrier).serve
 
-        worker = QueueWorker(f"{self._name}-{run.index}", queue, kick, call, serve, self._complaints)
+        worker = QueueWorker(f"{self.name}-{run.index}", queue, kick, call, serve, self._complaints)
         self._running[run.index] = _Running(worker, call, carrier, kick)
         worker.start()
         return Done()
