@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 
@@ -11,6 +11,7 @@ from agent.config.configuration import Configuration, host_identity
 from agent.local.namespaces import LocalNamespaces
 from agent.remote.fabric import Fabric
 from agent.remote.supervisor import Supervisor, secret_finder
+from nvmeof.transport.verbs_provider import VerbsUnavailable, load_verbs
 
 FIRST_TRY_SECONDS = 5.0
 """How long the start waits for enclosures. Those that come later join by themselves."""
@@ -43,6 +44,10 @@ async def connected(
         )
         if configuration.pool.membership == "auto":
             supervisor.newcomers_level = logging.INFO
+        if any(each.transport == "rdma" for each in configuration.enclosures):
+            # To import it takes a while, which the enclosures would lack. What fails here is said for each.
+            with suppress(VerbsUnavailable):
+                load_verbs(verbs.provider)
         supervisor.fabric.own_pool = remembered_pool(configuration.agent.state)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.run)

@@ -18,10 +18,8 @@ OWNERS = (
 )
 RECEIVING = {"recvmsg", "recvmsg_into", "recv_fds", "pidfd_getfd", "SCM_RIGHTS", "_SYS_PIDFD_GETFD"}
 RECEIVES_OTHERWISE = {
-    "agent/fs/doors/mounting.py": "the descriptor of /dev/fuse that fusermount3, which we started, sends us",
-    "agent/s3/processes/carrying.py": "a connection that another process of the agent has accepted",
-    "agent/fs/virtiofs/processes/reader_queues.py": "a guest's queue, as the first process of the agent "
-    "has found it to be of memory and events",
+    "agent/host_os/own_descriptors.py": "what processes send that we started, or that are the agent's: "
+    "/dev/fuse by fusermount3, a connection that was accepted, a guest's queue as the first process found it",
     "agent/bench/virtio_driver/connection.py": "a front-end of ours before the agent that it drives",
     "emulator/lab/vhost_messages.py": "the relay before a QEMU that we started: it keeps what belongs to "
     "that guest alone, hands it to the agent, and ends with that guest",

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from agent.errors import G35Error
 from agent.host_os.hung_agent import AgentHangs, asked
+from agent.host_os.own_descriptors import receive_from_ours
 
 log = logging.getLogger(__name__)
 
@@ -258,10 +259,9 @@ def _mount_by_helper(mountpoint: Path, options: MountOptions) -> int:
         if done.returncode != 0:
             raise MountError(f"fusermount3: {done.stderr.strip() or 'failed'}")
         theirs.close()
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+        _, descriptors = receive_from_ours(ours, 1, 1)
     if not descriptors:
         raise MountError("fusermount3 mounted but sent no descriptor")
-    os.set_inheritable(descriptors[0], False)
     return descriptors[0]
 
 

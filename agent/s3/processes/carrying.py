@@ -15,6 +15,7 @@ from typing import Final
 import h11
 import trio
 
+from agent.host_os.own_descriptors import receive_from_ours
 from agent.http.connection import EVENTS_TOGETHER
 from agent.http.server_side import ServerSide
 from agent.s3.processes.messages import (
@@ -201,9 +202,7 @@ async def _receive_with_sockets(link: socket.socket) -> tuple[bytes, list[socket
     while True:
         await trio.lowlevel.wait_readable(link)
         with contextlib.suppress(BlockingIOError):
-            message, descriptors, _, _ = socket.recv_fds(
-                link, MESSAGE_BYTES_MAX + 1, 1, socket.MSG_CMSG_CLOEXEC
-            )
+            message, descriptors = receive_from_ours(link, MESSAGE_BYTES_MAX + 1, 1)
             return message, [socket.socket(fileno=each) for each in descriptors]
 
 

@@ -38,6 +38,7 @@ from agent.fs.virtiofs.processes.messages import (
 )
 from agent.fs.virtiofs.queue_worker import QueueWorker
 from agent.host_os.foreign_memory import file_of
+from agent.host_os.own_descriptors import receive_from_ours
 from agent.host_os.rate_limited_log import Complaints
 from agent.virtio.memory_table import MappedRegion, MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -95,9 +96,7 @@ class GuestQueues:
         try:
             self._link.sendall(READY)
             while True:
-                line, descriptors, _, _ = socket.recv_fds(
-                    self._link, LINE_BYTES_MAX, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
-                )
+                line, descriptors = receive_from_ours(self._link, LINE_BYTES_MAX, DESCRIPTORS_MAX)
                 if not line:
                     break
                 self._link.sendall(encode_answer(self._answer(line, descriptors)))
