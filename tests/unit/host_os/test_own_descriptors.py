@@ -1,3 +1,5 @@
+"""Descriptors that a process of ours sends us."""
+
 from __future__ import annotations
 
 import os

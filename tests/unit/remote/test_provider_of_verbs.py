@@ -1,4 +1,4 @@
-"""The provider of verbs is imported before enclosures are waited for: on a slow machine that takes seconds."""
+"""The provider of verbs is imported before enclosures are waited for: a slow machine takes seconds."""
 
 from __future__ import annotations
 
