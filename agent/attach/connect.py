@@ -44,7 +44,9 @@ async def connected(
         )
         if configuration.pool.membership == "auto":
             supervisor.newcomers_level = logging.INFO
-        if any(each.transport == "rdma" for each in configuration.enclosures):
+        transports = {each.transport for each in configuration.enclosures}
+        transports.update(each.transport for each in configuration.discovery)
+        if "rdma" in transports:
             # To import it takes a while, which the enclosures would lack. What fails here is said for each.
             with suppress(VerbsUnavailable):
                 load_verbs(verbs.provider)

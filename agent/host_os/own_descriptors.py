@@ -1,11 +1,8 @@
 """Descriptors that a process sends us which we started, or which runs this program beside us."""
 
 import socket
-from typing import Final
 
 from agent.host_os.descriptor_receiver import DESCRIPTOR, descriptors_in
-
-_FLAGS: Final[int] = socket.MSG_CMSG_CLOEXEC
 
 
 def receive_from_ours(link: socket.socket, bytes_max: int, descriptors_max: int) -> tuple[bytes, list[int]]:
@@ -15,5 +12,5 @@ def receive_from_ours(link: socket.socket, bytes_max: int, descriptors_max: int)
     process may have no more.
     """
     room = socket.CMSG_SPACE(descriptors_max * DESCRIPTOR.size)
-    message, ancillary, _, _ = link.recvmsg(bytes_max, room, _FLAGS)
+    message, ancillary, _, _ = link.recvmsg(bytes_max, room, socket.MSG_CMSG_CLOEXEC)
     return message, descriptors_in(ancillary)
