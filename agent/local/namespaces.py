@@ -121,8 +121,10 @@ class LocalNamespaces:
                 self.export = Export([each.address for each in sections])
                 self._stack.callback(self.export.close)
             self._stack.callback(self._end)
+            openings = [(each, self.begin(each)) for each in sections]
+            # Not before: what a beginning loads on a slow machine takes nothing of the devices' time.
             until = time.monotonic() + OPEN_SECONDS
-            for section, opening in [(each, self.begin(each)) for each in sections]:
+            for section, opening in openings:
                 self._stack.callback(opening.give_up)
                 self._open(section, opening, until - time.monotonic(), serve)
             self._stack = self._stack.pop_all()

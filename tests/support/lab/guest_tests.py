@@ -9,6 +9,7 @@ same way.) So `-k`, `-x`, durations and tracebacks work as everywhere.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import defaultdict
@@ -19,7 +20,7 @@ import pytest
 from emulator.lab.accelerator import choose_accelerator
 from emulator.lab.errors import last_lines
 from emulator.lab.image import prepare
-from emulator.lab.machine import EXCHANGE_IN_GUEST, Follower, Guest
+from emulator.lab.machine import EXCHANGE_IN_GUEST, Follower, Guest, Hardware
 from tests.support.lab.guest_reporter import REPORTS
 from tests.support.rungs.compiling import compile_all
 
@@ -32,6 +33,9 @@ SILENCE_TIMEOUT_S = TEST_TIMEOUT_S + 60
 # and twenty times that beside others. None of these bounds is a judgement: they end what would never end.
 BOOT_TIMEOUT_S = 900
 POLL_S = 0.05
+# Between two cores each wake-up waits until this machine runs the other core's thread. Beside three busy loops
+# of lower priority two files of tests took 504 s so, and 275 s on one core. `make nightly` sets 2.
+CORES = int(os.environ.get("G35_LAB_CORES", "1"))
 
 
 class GuestTests:
@@ -64,6 +68,7 @@ class GuestTests:
             accelerator=choose_accelerator(image),
             folder=config.rootpath,
             files={"selection": "".join(f"{item.nodeid}\n" for item in items)},
+            hardware=Hardware(cores=CORES),
         )
         self._follower = Follower(self._guest.exchange / REPORTS)
         self._half_line = ""

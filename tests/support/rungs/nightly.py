@@ -2,7 +2,7 @@
 
 First unit, pair and sim tests with a million fuzzed packets, a seed that nobody chose, long hypothesis runs
 and all seeds of the simulations. Then the system tests that are marked `nightly`, the tests of
-all engines that are installed (`make engines`), and the whole lab. A part
+all engines that are installed (`make engines`), and the whole lab on two cores. A part
 that fails keeps none of the others from its turn. The exit code is the first that is not 0.
 """
 
@@ -35,7 +35,7 @@ PARTS = (
     Part([folder for folder in COMPUTE if folder != "rules"], ALL, LONG),
     Part(["system"], "nightly", {}),
     Part(["system/engines"], "not nightly", {"G35_ENGINES": "1"}),
-    Part(LAB, ALL, {}),
+    Part(LAB, ALL, {"G35_LAB_CORES": "2"}),
 )
 
 

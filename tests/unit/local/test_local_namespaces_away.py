@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +53,23 @@ def test_a_missing_device_is_away_until_it_comes(tmp_path: Path, port: int) -> N
         (tmp_path / "made").rename(tmp_path / "gone")
         wait_until(lambda: (found := away.look()) is not None and found.path == gone.path, 10, "it to come")
     open_device(gone).close()  # the end has let it go
+
+
+def test_what_is_loaded_first_takes_none_of_the_time(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = 0.0
+
+    def load() -> str:
+        nonlocal late
+        late += 10 * opening_module.OPEN_SECONDS
+        return "slowly"
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late)
+    monkeypatch.setattr(opening_module, "engine", load)
+    monkeypatch.setattr(namespaces_module, "time", clock)
+    with opened(tmp_path, section(tmp_path / "here", port, size="8M"), make=True) as local:
+        assert [each.path.name for each in local.opened] == ["here"]
 
 
 def test_a_device_that_does_not_answer_holds_up_nobody(
