@@ -132,7 +132,7 @@ def format_pool(configuration: Path, far: bool) -> None:
         assert time.monotonic() < give_up, said.getvalue()
 
 
-# What is particular to rxe is below the host role, and guest_rdma_our_host.py has that on rxe each time.
+# What is particular to rxe is below the host role, and guest_our_host.py has that on rxe each time.
 EACH_FABRIC = [pytest.param(name, marks=pytest.mark.nightly if name == "rxe" else ()) for name in FABRICS]
 
 
