@@ -17,9 +17,9 @@ import trio
 from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host import commands
 from nvmeof.host.procedure import done
+from nvmeof.tcp.pdu import NO_DIGESTS, Digests
 from nvmeof.transport.base import HostQueue
 from nvmeof.transport.controller import Controller
-from nvmeof.transport.tcp import NO_DIGESTS, Digests
 from nvmeof.wire.status import Status
 from tests.support.lab.host_role import (
     BLOCK,

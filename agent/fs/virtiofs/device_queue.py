@@ -10,9 +10,8 @@ queue also notes what it has taken, and begins with what an earlier device had t
 """
 
 from collections import deque
-from typing import Final, Self
+from typing import Final
 
-from agent.fs.virtiofs.back_end import QueueSetup
 from agent.virtio import inflight
 from agent.virtio.memory_barrier import full_fence, ordering_fence
 from agent.virtio.memory_table import AddressError, MemoryTable
@@ -34,7 +33,6 @@ from agent.virtio.split_ring import (
     passes_event,
     used_event_word,
 )
-from agent.virtio.vhost_user import Feature
 
 CHAIN_BYTES_MAX: Final = (1 << 32) - 1
 """What a chain may describe: its length is told back in 32 bits."""
@@ -105,21 +103,6 @@ class DeviceQueue:
             self._again.extend(self._taken.left_over(self._used_idx))
             if self._taken.was_used:
                 self._next = (self._used_idx + len(self._again)) & INDEX_MASK
-
-    @classmethod
-    def of(cls, setup: QueueSetup, memory: MemoryTable) -> Self:
-        """Raises BadRing: its inflight piece may not hold together."""
-        return cls(
-            setup.size,
-            setup.base,
-            setup.descriptors,
-            setup.available,
-            setup.used,
-            memory,
-            event_idx=bool(setup.features & Feature.RING_EVENT_IDX),
-            indirect=bool(setup.features & Feature.RING_INDIRECT_DESC),
-            inflight_piece=setup.inflight_piece,
-        )
 
     @property
     def next_available(self) -> int:

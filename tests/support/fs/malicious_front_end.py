@@ -114,7 +114,7 @@ class InlineDevice(Device):
         assert index not in self.queues
         assert isinstance(self.world[setup.kick], Event)
         try:
-            queue = DeviceQueue.of(setup, memory)
+            queue = setup.ring(memory)
         except BadRing as bad:
             raise PeerError(str(bad)) from None
         self.queues[index] = (queue, self._high_priority() if index == 0 else self._requests(index))

@@ -138,7 +138,7 @@ def perform(queue: HostQueue, command: Command) -> None:
     finish(queue, command)
 
 
-def status_of(queue: HostQueue, command: Command) -> int:
+def status_of(queue: HostQueue, command: Command) -> int | None:
     """Perform one that may be refused."""
     queue.submit(command)
     assert queue.wait(command, time.monotonic() + DEADLINE_S)

@@ -86,7 +86,7 @@ class QueuePlaces:
         served = _Served(setup)
         try:
             link = self._reader_of(index)
-            ring = DeviceQueue.of(setup, memory) if link is None else self._give(index, served, link)
+            ring = setup.ring(memory) if link is None else self._give(index, served, link)
             if ring is not None:
                 self._serve_here(index, served, ring)
             self._served[index] = served
@@ -220,11 +220,11 @@ class QueuePlaces:
             if served.setup.inflight_piece is None:
                 piece = queues.make_piece(queue_bytes(served.setup.size))
                 served.setup = served.setup._replace(inflight_piece=piece)
-            ring = DeviceQueue.of(served.setup._replace(inflight_piece=None), self._memory)
+            ring = served.setup._replace(inflight_piece=None).ring(self._memory)
             remote = RemoteQueue(name, index, ring, queues.make_serve(index), queues.bound, link)
         except OSError as failure:
             self._complaints.world(f"{name} is served by the first process", str(failure))
-            return DeviceQueue.of(served.setup, self._memory)
+            return served.setup.ring(self._memory)
         call = queues.calls[index].fileno()
         try:
             remote.start(served.setup, self._memory, call, processes.words_descriptor)
@@ -239,7 +239,7 @@ class QueuePlaces:
         calls the driver. Raises BadRing."""
         served.worker = None
         remote.join()
-        ring = DeviceQueue.of(served.setup, self._memory)
+        ring = served.setup.ring(self._memory)
         if remote.last is not None:
             ring.complete_left_over(*remote.last)
         return ring

@@ -16,7 +16,7 @@ from typing import Final, NoReturn, Protocol, cast
 
 from agent.fs.guest_sessions import GuestWords
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup
-from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
+from agent.fs.virtiofs.device_queue import BadRing, Chain
 from agent.fs.virtiofs.front_end_descriptors import Call, map_memory
 from agent.fs.virtiofs.processes.carrier import Carrier
 from agent.fs.virtiofs.processes.messages import (
@@ -166,7 +166,7 @@ class GuestQueues:
         features = Feature(run.features)
         setup = QueueSetup(run.size, run.base, descriptor_table, available, used, kick, features, piece)
         try:
-            queue = DeviceQueue.of(setup, memory)
+            queue = setup.ring(memory)
         except BadRing as bad:
             return Refused(str(bad))
         call = Call()
