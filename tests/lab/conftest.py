@@ -17,7 +17,9 @@ from emulator.lab.errors import LabUnavailableError
 from emulator.lab.image import LabImage, prepare
 from emulator.roce.runtime.device import Device
 from tests.support.lab.guest_tests import GuestTests
+from tests.support.lab.kernel_host import disconnect_all, run
 from tests.support.lab.rdma_cable import Cable, far_device, why_there_is_no_cable
+from tests.support.processes import Processes
 
 HERE = Path(__file__).parent
 OUTSIDE_TIMEOUT_S = 1800
@@ -105,6 +107,31 @@ def cable() -> Cable:
     if reason is not None:
         pytest.skip(reason)
     return Cable()
+
+
+@pytest.fixture
+def disconnected() -> Iterator[None]:
+    """In the guest: the kernel's host is connected to nothing afterwards."""
+    yield
+    disconnect_all()
+
+
+@pytest.fixture
+def mount_point(tmp_path: Path) -> Iterator[Path]:
+    """In the guest: a folder to mount something on."""
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    yield folder
+    if folder.is_mount():
+        run("umount", "--lazy", folder)
+
+
+@pytest.fixture(scope="module")
+def module_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Processes that all tests of a file share, where to start one is the slowest step."""
+    processes = Processes(tmp_path_factory.mktemp("module"))
+    yield processes
+    processes.end_all()
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from host_shim.pool import Pool
 from tests.support.lab.kernel_host import drop_caches, run
 from tests.support.lab.kernel_target import ADDRESS, KernelTarget
 from tests.support.lab.rdma_cable import KERNEL, OURS, far_device, inside
-from tests.support.lab.verbs_here import status_of
 from tests.support.processes import Processes, Started
+from tests.support.verbs_here import status_of
 from tests.support.waiting import wait_until
 
 # Emulated, Python takes its time to start.
@@ -132,7 +132,7 @@ def format_pool(configuration: Path, far: bool) -> None:
         assert time.monotonic() < give_up, said.getvalue()
 
 
-# What is particular to rxe is below the host role, and guest_rdma_our_host.py has that on rxe each time.
+# What is particular to rxe is below the host role, and guest_our_host.py has that on rxe each time.
 EACH_FABRIC = [pytest.param(name, marks=pytest.mark.nightly if name == "rxe" else ()) for name in FABRICS]
 
 

@@ -6,31 +6,28 @@ The enclosure runs in this process, so that a test gives it other secrets, hashe
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.authentication.secret import Credentials, DhchapSecret, new_secret
 from nvmeof.errors import AuthenticationFailed, ConnectionLost
 from nvmeof.host import commands
-from nvmeof.transport.rdma import VerbsChoice
-from nvmeof.transport.rdma import open_controller as open_over_rdma
-from nvmeof.transport.tcp import Controller, connect_io_queue, open_controller
+from nvmeof.transport.base import HostQueue, VerbsChoice
+from nvmeof.transport.controller import Controller
 from nvmeof.wire.authentication import GroupId, HashId
 from tests.support.lab import kernel_host
+from tests.support.lab.host_role import BLOCK, DEADLINE_S, HostRole, perform
+from tests.support.lab.host_role import HOST_NQN as OUR_NQN
 from tests.support.lab.kernel_host import HOST_NQN, KernelController, kernel_log, run
-from tests.support.lab.kernel_target import ADDRESS, KernelTarget
+from tests.support.lab.kernel_target import KernelTarget
 from tests.support.lab.lab_enclosure import read_directly, write_directly
 from tests.support.lab.rdma_cable import KERNEL, OURS, Cable, inside
 from tests.support.waiting import wait_until
 
-HOST_ID = bytes(range(16))
-DEADLINE_S = 240.0
-BLOCK = 4096
+pytestmark = pytest.mark.usefixtures("disconnected")
 NULL, FFDHE2048, FFDHE3072 = GroupId.NULL, GroupId.FFDHE2048, GroupId.FFDHE3072
 
 KINDS = pytest.mark.parametrize(
@@ -48,12 +45,6 @@ KINDS = pytest.mark.parametrize(
 def enclosure() -> Iterator[Enclosure]:
     with Enclosure(EnclosureSettings(drive_bytes=16 << 20)) as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _disconnected() -> Iterator[None]:
-    yield
-    kernel_host.disconnect_all()
 
 
 def secret_options(host: DhchapSecret, own: DhchapSecret | None = None) -> tuple[str, ...]:
@@ -149,42 +140,21 @@ def test_the_kernel_over_rdma(cable: Cable) -> None:
 # --- our host and the kernel's target -------------------------------------------------------------------
 
 
-def write_and_read(controller: Controller) -> None:
-    """In a thread, as workers do."""
-    queue = connect_io_queue(controller.info, 1, 8, DEADLINE_S)
-    try:
-        content, into = os.urandom(BLOCK), bytearray(BLOCK)
-        for command in (commands.write(1, 0, 1, [content]), commands.read(1, 0, 1, memoryview(into))):
-            queue.submit(command)
-            assert queue.wait(command, time.monotonic() + DEADLINE_S)
-            command.check()
-        assert into == content
-    finally:
-        queue.close()
-
-
 def through(target: KernelTarget, credentials: Credentials | None) -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE_S):
-            async with open_controller(
-                ADDRESS,
-                target.port,
-                target.nqn,
-                HOST_NQN,
-                HOST_ID,
-                connect_timeout_s=DEADLINE_S,
-                credentials=credentials,
-            ) as controller:
-                await trio.to_thread.run_sync(write_and_read, controller)
+    def write_and_read(queue: HostQueue) -> None:
+        content, into = os.urandom(BLOCK), bytearray(BLOCK)
+        perform(queue, commands.write(1, 0, 1, [content]))
+        perform(queue, commands.read(1, 0, 1, memoryview(into)))
+        assert into == content
 
-    trio.run(main)
+    HostRole(credentials=credentials).with_queue(target, write_and_read)
 
 
 @pytest.fixture
 def target() -> Iterator[KernelTarget]:
     with KernelTarget(allow_any_host=False) as running:
         running.add_namespace(1)
-        running.allow_host(HOST_NQN)
+        running.allow_host(OUR_NQN)
         yield running
 
 
@@ -194,7 +164,7 @@ def test_we_prove_ourselves_and_so_does_the_kernel(
 ) -> None:
     host, own = new_secret(length, transform), new_secret(length, transform)
     target.authenticate(
-        HOST_NQN, host.text(), own.text(), hash_name=hash_id.name.lower(), group=group.name.lower()
+        OUR_NQN, host.text(), own.text(), hash_name=hash_id.name.lower(), group=group.name.lower()
     )
     through(target, Credentials(host, own))
     through(target, Credentials(host))
@@ -202,7 +172,7 @@ def test_we_prove_ourselves_and_so_does_the_kernel(
 
 def test_we_with_a_wrong_secret_are_refused(target: KernelTarget) -> None:
     host, own = new_secret(), new_secret()
-    target.authenticate(HOST_NQN, host.text(), own.text(), hash_name="sha256", group="null")
+    target.authenticate(OUR_NQN, host.text(), own.text(), hash_name="sha256", group="null")
     for wrong, said in (
         (Credentials(new_secret(), own), "does not accept the secret"),
         (Credentials(host, new_secret()), "could not prove itself"),
@@ -223,26 +193,16 @@ def test_a_kernel_that_does_not_authenticate_is_refused_where_it_should(target: 
 
 def test_we_over_rdma(cable: Cable) -> None:
     host, own = new_secret(), new_secret()
-    with KernelTarget(port=4423, address=KERNEL, transport="rdma", allow_any_host=False) as target:
+    role = HostRole(verbs=VerbsChoice("pyverbs", KERNEL), credentials=Credentials(host, own))
+
+    async def check(controller: Controller) -> None:
+        assert [each.nsid for each in controller.namespaces()] == [1]
+
+    with role.target(allow_any_host=False) as target:
         target.add_namespace(1)
-        target.allow_host(HOST_NQN)
-        target.authenticate(HOST_NQN, host.text(), own.text(), hash_name="sha256", group="ffdhe2048")
-
-        async def main() -> None:
-            with trio.fail_after(DEADLINE_S):
-                async with open_over_rdma(
-                    KERNEL,
-                    target.port,
-                    target.nqn,
-                    HOST_NQN,
-                    HOST_ID,
-                    verbs=VerbsChoice("pyverbs", KERNEL),
-                    connect_timeout_s=DEADLINE_S,
-                    credentials=Credentials(host, own),
-                ) as controller:
-                    assert [each.nsid for each in controller.namespaces()] == [1]
-
-        trio.run(main)
+        target.allow_host(OUR_NQN)
+        target.authenticate(OUR_NQN, host.text(), own.text(), hash_name="sha256", group="ffdhe2048")
+        role.with_controller(target, check)
 
 
 def test_nvme_cli_knows_our_secrets() -> None:

@@ -15,17 +15,13 @@ from tests.support.lab import kernel_host
 from tests.support.lab.kernel_target import KernelTarget
 from tests.support.lab.packet_capture import Capture, read_connections
 
+pytestmark = pytest.mark.usefixtures("disconnected")
+
 
 @pytest.fixture
 def target() -> Iterator[KernelTarget]:
     with KernelTarget() as running:
         yield running
-
-
-@pytest.fixture(autouse=True)
-def _disconnected() -> Iterator[None]:
-    yield
-    kernel_host.disconnect_all()
 
 
 @pytest.mark.parametrize("digests", [False, True], ids=["plain", "digests"])

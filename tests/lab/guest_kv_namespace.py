@@ -83,14 +83,10 @@ class Passthrough:
 
 
 @pytest.fixture(scope="module")
-def enclosure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnclosure]:
+def enclosure(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> RunningEnclosure:
     """One drive of blocks and one of keys."""
     folder = tmp_path_factory.mktemp("enclosure")
-    processes = Processes(folder)
-    try:
-        yield start_enclosure(processes, folder, "--kv-drives", "1", "--name", "keys")
-    finally:
-        processes.end_all()
+    return start_enclosure(module_processes, folder, "--kv-drives", "1", "--name", "keys")
 
 
 @pytest.fixture(scope="module")

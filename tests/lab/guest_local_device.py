@@ -25,9 +25,9 @@ from tests.support.lab import kernel_host
 from tests.support.lab.kernel_host import KernelController, run
 from tests.support.lab.kernel_target import KernelTarget
 from tests.support.lab.lab_enclosure import MEBIBYTE, read_directly, write_directly
-from tests.support.lab.verbs_here import status_of
 from tests.support.local_rig import ENCLOSURE, value_of
 from tests.support.processes import Processes, Started
+from tests.support.verbs_here import status_of
 from tests.support.waiting import wait_until
 
 # Emulated, and beside other work, Python takes its time to start.

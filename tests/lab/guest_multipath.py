@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,8 @@ from tests.support.lab.lab_enclosure import (
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.usefixtures("disconnected")
 _MULTIPATH = Path("/sys/module/nvme_core/parameters/multipath")
-
-
-@pytest.fixture(autouse=True)
-def _disconnected() -> Iterator[None]:
-    yield
-    kernel_host.disconnect_all()
 
 
 def ana_states(subsystem_nqn: str) -> dict[str, str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,12 @@ import pytest
 from emulator.jbof.control_client import ask
 from tests.support.lab import kernel_host
 from tests.support.lab.kernel_host import run
+from tests.support.lab.kernel_on_enclosure import (
+    command_largely_and_oddly,
+    find_again,
+    keep_files,
+    read_an_error,
+)
 from tests.support.lab.lab_enclosure import (
     DRIVE_BYTES,
     MEBIBYTE,
@@ -23,33 +27,14 @@ from tests.support.lab.lab_enclosure import (
     write_directly,
 )
 from tests.support.processes import Processes
-from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("disconnected")
 
 
 @pytest.fixture(scope="module")
-def enclosure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnclosure]:
-    """One enclosure for the tests that leave it as it was: starting it is the slowest step."""
-    folder = tmp_path_factory.mktemp("enclosure")
-    processes = Processes(folder)
-    try:
-        yield start_enclosure(processes, folder)
-    finally:
-        processes.end_all()
-
-
-@pytest.fixture(autouse=True)
-def _disconnected() -> Iterator[None]:
-    yield
-    kernel_host.disconnect_all()
-
-
-@pytest.fixture
-def mount_point(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "mounted"
-    folder.mkdir()
-    yield folder
-    if folder.is_mount():
-        run("umount", "--lazy", folder)
+def enclosure(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> RunningEnclosure:
+    """One enclosure for the tests that leave it as it was."""
+    return start_enclosure(module_processes, tmp_path_factory.mktemp("enclosure"))
 
 
 def test_discover(enclosure: RunningEnclosure) -> None:
@@ -93,45 +78,14 @@ def test_identify_and_log_pages(enclosure: RunningEnclosure, digests: bool) -> N
     ],
 )
 def test_a_file_system(enclosure: RunningEnclosure, digests: bool, mount_point: Path) -> None:
-    controller = enclosure.connect(digests=digests)
-    device = controller.wait_for_namespace(1)
-    run("mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", device)
-    run("mount", device, mount_point)
-    sums = {}
-    for number, size in enumerate((0, 1, 4096, 100_000, 3 * MEBIBYTE)):
-        content = os.urandom(size)
-        (mount_point / f"file-{number}").write_bytes(content)
-        sums[f"file-{number}"] = hashlib.sha256(content).hexdigest()
-    run("sync")
-    kernel_host.drop_caches()
-    assert {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in mount_point.iterdir()
-        if file.is_file()
-    } == sums
-    run("umount", mount_point)
-    run("e2fsck", "-f", "-n", device)
-    controller.disconnect()
-    assert not device.exists()
+    keep_files(enclosure.connect(digests=digests), mount_point)
 
 
 @pytest.mark.parametrize("digests", [False, True], ids=["plain", "digests"])
 def test_large_and_odd_commands(enclosure: RunningEnclosure, digests: bool, tmp_path: Path) -> None:
     controller = enclosure.connect(digests=digests)
     device = controller.wait_for_namespace(1)
-    content = os.urandom(2 * MEBIBYTE)
-    write_directly(device, content)
-    assert read_directly(device, 512) == content
-    assert read_directly(device, 3, skip=5) == content[5 * 4096 : 8 * 4096]
-
-    file = tmp_path / "block"
-    file.write_bytes(content[:4096])
-    compare = ("nvme", "compare", device, "-s", "0", "-c", "0", "-z", "4096", "-d", file)
-    run(*compare)
-    file.write_bytes(content[:4095] + bytes([content[4095] ^ 1]))
-    with pytest.raises(AssertionError, match=r"(?i)compare"):
-        run(*compare)
-
+    content = command_largely_and_oddly(device, tmp_path)
     run("blkdiscard", "--zeroout", "--offset", "8192", "--length", "65536", device)
     assert read_directly(device, 24) == content[:8192] + bytes(65536) + content[8192 + 65536 : 24 * 4096]
     run("blkdiscard", "--force", "--offset", "0", "--length", str(MEBIBYTE), device)
@@ -168,15 +122,7 @@ def test_a_reset_brings_the_controller_back(enclosure: RunningEnclosure) -> None
 
 
 def test_an_error_status_is_an_error_to_the_reader(enclosure: RunningEnclosure) -> None:
-    controller = enclosure.connect()
-    device = controller.wait_for_namespace(1)
-    ask(enclosure.control, "error", status="unrecovered_read_error", operations=["read"], do_not_retry=True)
-    try:
-        with pytest.raises(AssertionError, match="No data available"):
-            read_directly(device, 1)
-    finally:
-        ask(enclosure.control, "heal")
-    assert len(read_directly(device, 1)) == 4096
+    read_an_error(enclosure)
 
 
 def test_wrong_names_are_refused(enclosure: RunningEnclosure, processes: Processes, tmp_path: Path) -> None:
@@ -191,15 +137,5 @@ def test_wrong_names_are_refused(enclosure: RunningEnclosure, processes: Process
 def test_the_kernel_finds_a_killed_enclosure_again(processes: Processes, tmp_path: Path) -> None:
     options = ("--folder", tmp_path / "drives", "--name", "mortal")
     first = start_enclosure(processes, tmp_path, *options)
-    controller = first.connect("--reconnect-delay=1", "--ctrl-loss-tmo=120", "--keep-alive-tmo=5")
-    device = controller.wait_for_namespace(1)
-    content = os.urandom(MEBIBYTE)
-    write_directly(device, content)
-    first.process.stop(how=signal.SIGKILL)
-    wait_until(lambda: controller.state != "live", 240, "the kernel to notice")
-
-    second = start_enclosure(processes, tmp_path, *options, "--port", str(first.port))
-    assert second.nqn == first.nqn
-    controller.wait_for_state("live", 90)
-    assert read_directly(controller.wait_for_namespace(1), 256) == content
-    controller.disconnect()
+    again = ("--port", str(first.port))
+    find_again(first, signal.SIGKILL, lambda: start_enclosure(processes, tmp_path, *options, *again))

@@ -1,110 +1,77 @@
-"""Our host role against the kernel's nvmet-tcp, over the guest's loopback."""
+"""Our host role against the kernel's nvmet: over the guest's loopback by TCP, by RDMA on the emulator and on
+rxe; and on rxe against our enclosure on the emulator. The text of the transport is the same each time.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
 from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host import commands
-from nvmeof.host.command import Command
 from nvmeof.host.procedure import done
+from nvmeof.tcp.pdu import NO_DIGESTS, Digests
 from nvmeof.transport.base import HostQueue
-from nvmeof.transport.tcp import NO_DIGESTS, Controller, Digests, connect_io_queue, open_controller
+from nvmeof.transport.controller import Controller
 from nvmeof.wire.status import Status
+from tests.support.lab.host_role import (
+    BLOCK,
+    DEADLINE_S,
+    HOST_NQN,
+    HostRole,
+    finish,
+    perform,
+    role_of,
+    status_of,
+    write_and_read,
+)
 from tests.support.lab.kernel_host import kernel_log
-from tests.support.lab.kernel_target import ADDRESS, KernelTarget
+from tests.support.lab.kernel_target import KernelTarget
+from tests.support.lab.lab_enclosure import start_at_the_far_end
+from tests.support.lab.rdma_cable import Cable
 from tests.support.nvme import more_commands
-from tests.support.nvme.transport_ways import discover
+from tests.support.processes import Processes
 
-HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:35353535-0000-4000-8000-000000000001"
-HOST_ID = uuid.UUID("35353535-0000-4000-8000-000000000001").bytes
-BLOCK = 4096
-# Emulated, everything takes about ten times as long as usual.
-DEADLINE_S = 240.0
 KEEP_ALIVE_S = 3.0
 """An answer may take half of it: a busy machine may well have the guest stand still for half a second."""
 
-BOTH_WAYS = pytest.mark.parametrize(
+DIGESTS = pytest.mark.parametrize(
     "digests",
     [NO_DIGESTS, Digests(header=True, data=True), Digests(header=True), Digests(data=True)],
     ids=["plain", "digests", "header-digest", "data-digest"],
 )
+TCP_ALONE = pytest.mark.parametrize("role", ["tcp"], indirect=True)
+RDMA_ALONE = pytest.mark.parametrize("role", ["emulator", "rxe"], indirect=True)
+RXE_NIGHTLY = pytest.mark.parametrize(
+    "role", ["tcp", "emulator", pytest.param("rxe", marks=pytest.mark.nightly)], indirect=True
+)
+"""For what is a matter of a few capsules: the other tests send such capsules by rxe each time."""
+
+
+@pytest.fixture(params=["tcp", "emulator", "rxe"])
+def role(request: pytest.FixtureRequest) -> Iterator[HostRole]:
+    """Which way leads to the target: loopback, an emulated device at the far end, or rxe beside it."""
+    if request.param != "tcp":
+        request.getfixturevalue("cable")
+    with role_of(request.param) as found:
+        yield found
 
 
 @pytest.fixture
-def target() -> Iterator[KernelTarget]:
-    with KernelTarget() as running:
+def target(role: HostRole) -> Iterator[KernelTarget]:
+    with role.target() as running:
         yield running
 
 
-def with_controller(
-    target: KernelTarget,
-    use: Callable[[Controller], Awaitable[None]],
-    *,
-    subsystem_nqn: str | None = None,
-    digests: Digests = NO_DIGESTS,
-    keep_alive_s: float = 15,
-) -> None:
-    """Run `use` with a live controller of the target, under a deadline."""
-
-    async def main() -> None:
-        with trio.fail_after(DEADLINE_S):
-            async with open_controller(
-                ADDRESS,
-                target.port,
-                subsystem_nqn or target.nqn,
-                HOST_NQN,
-                HOST_ID,
-                digests=digests,
-                keep_alive_s=keep_alive_s,
-                connect_timeout_s=DEADLINE_S,
-                admin_timeout_s=DEADLINE_S,
-            ) as controller:
-                await use(controller)
-
-    trio.run(main)
-
-
-def with_queue(
-    target: KernelTarget, use: Callable[[HostQueue], None], depth: int = 16, digests: Digests = NO_DIGESTS
-) -> None:
-    """Run `use`, in a thread as workers do, with an I/O queue."""
-
-    async def connect_and_use(controller: Controller) -> None:
-        def in_thread() -> None:
-            queue = connect_io_queue(controller.info, 1, depth, DEADLINE_S)
-            try:
-                use(queue)
-            finally:
-                queue.close()
-
-        await trio.to_thread.run_sync(in_thread)
-
-    with_controller(target, connect_and_use, digests=digests)
-
-
-def finish(queue: HostQueue, *submitted: Command) -> None:
-    """Wait for commands, and raise what became of them."""
-    deadline = time.monotonic() + DEADLINE_S
-    for command in submitted:
-        assert queue.wait(command, deadline), f"{command!r} has no answer"
-        command.check()
-
-
-def perform(queue: HostQueue, command: Command) -> Command:
-    queue.submit(command)
-    finish(queue, command)
-    return command
-
-
-def test_identify(target: KernelTarget) -> None:
+@RXE_NIGHTLY
+def test_identify(role: HostRole, target: KernelTarget) -> None:
     nguid = target.add_namespace(1, mebibytes=16)
     small = target.add_namespace(7, mebibytes=4, block_bytes=512)
 
@@ -115,14 +82,14 @@ def test_identify(target: KernelTarget) -> None:
         assert controller.facts.cntlid == controller.identify.cntlid
         assert controller.facts.io_queues >= 1
 
-    with_controller(target, check)
+    role.with_controller(target, check)
 
 
+@TCP_ALONE
 @pytest.mark.parametrize("inline_bytes", [None, 4096, 16384])
-def test_in_capsule_size_is_honoured(target: KernelTarget, inline_bytes: int | None) -> None:
+def test_in_capsule_size_is_honoured(role: HostRole, inline_bytes: int | None) -> None:
     """A write goes into the capsule as far as the target allows and is asked for (R2T) beyond."""
-    target.close()
-    with KernelTarget(inline_bytes=inline_bytes) as chosen:
+    with role.target(inline_bytes=inline_bytes) as chosen:
         chosen.add_namespace(1)
 
         async def check_size(controller: Controller) -> None:
@@ -137,46 +104,27 @@ def test_in_capsule_size_is_honoured(target: KernelTarget, inline_bytes: int | N
                 perform(queue, commands.read(1, 0, blocks, memoryview(into)))
                 assert into == content
 
-        with_controller(chosen, check_size)
-        with_queue(chosen, write_around_it)
+        role.with_controller(chosen, check_size)
+        role.with_queue(chosen, write_around_it)
 
 
-@BOTH_WAYS
-def test_data_survive(target: KernelTarget, digests: Digests) -> None:
-    target.add_namespace(1)
-    sizes = (1, 16, 256, 3)  # blocks: within a capsule, and 64 KiB, 1 MiB by R2T
-
-    def use(queue: HostQueue) -> None:
-        contents, at = list[tuple[int, bytes]](), 0
-        for blocks in sizes:
-            contents.append((at, os.urandom(blocks * BLOCK)))
-            at += blocks + 5
-        writes = []
-        for start, content in contents:
-            # Scattered, at odd places: the parts are sent as they lie.
-            view = memoryview(content)
-            command = commands.write(
-                1, start, len(content) // BLOCK, [view[:100], view[100:1111], view[1111:]]
-            )
-            queue.submit(command)
-            writes.append(command)
-        finish(queue, *writes)
-        perform(queue, commands.flush(1))
-
-        reads, buffers = [], [bytearray(len(content)) for _, content in contents]
-        for (start, content), buffer in zip(contents, buffers, strict=True):
-            command = commands.read(1, start, len(content) // BLOCK, memoryview(buffer))
-            queue.submit(command)
-            reads.append(command)
-        finish(queue, *reversed(reads))
-        assert buffers == [content for _, content in contents]
-        assert all(command.received == len(buffer) for command, buffer in zip(reads, buffers, strict=True))
-        assert queue.in_flight == 0
-
-    with_queue(target, use, digests=digests)
+@DIGESTS
+def test_data_survive_with_digests(digests: Digests) -> None:
+    with KernelTarget() as target:
+        target.add_namespace(1)
+        HostRole(digests=digests).with_queue(target, write_and_read)
 
 
-def test_write_zeroes(target: KernelTarget) -> None:
+@RDMA_ALONE
+@pytest.mark.parametrize("inline_bytes", [None, 0, 16384])
+def test_data_survive_by_rdma(role: HostRole, inline_bytes: int | None) -> None:
+    with role.target(inline_bytes=inline_bytes) as target:
+        target.add_namespace(1)
+        role.with_queue(target, write_and_read)
+
+
+@TCP_ALONE
+def test_write_zeroes(role: HostRole, target: KernelTarget) -> None:
     target.add_namespace(1)
 
     def use(queue: HostQueue) -> None:
@@ -186,10 +134,10 @@ def test_write_zeroes(target: KernelTarget) -> None:
         perform(queue, commands.read(1, 0, 8, memoryview(into)))
         assert into == b"\xa5" * 2 * BLOCK + bytes(3 * BLOCK) + b"\xa5" * 3 * BLOCK
 
-    with_queue(target, use)
+    role.with_queue(target, use)
 
 
-def test_refused_commands_end_with_their_status(target: KernelTarget) -> None:
+def test_refused_commands_end_with_their_status(role: HostRole, target: KernelTarget) -> None:
     target.add_namespace(1)
 
     def use(queue: HostQueue) -> None:
@@ -200,27 +148,23 @@ def test_refused_commands_end_with_their_status(target: KernelTarget) -> None:
             (commands.read(9, 0, 1, into), Status.INVALID_NAMESPACE),
             (more_commands.compare(1, 0, 1, [bytes(BLOCK)]), Status.INVALID_OPCODE),  # nvmet has none
         ):
-            queue.submit(command)
-            assert queue.wait(command, time.monotonic() + DEADLINE_S)
-            assert command.status == status, command
+            assert status_of(queue, command) == status, command
         # A write that the target refuses, with its data under way or not asked for, leaves the queue whole.
         for nsid, blocks in ((1, 1), (9, 1), (9, 16)):
-            refused = commands.write(nsid, 16 << 20, blocks, [bytes(blocks * BLOCK)])
-            queue.submit(refused)
-            assert queue.wait(refused, time.monotonic() + DEADLINE_S)
-            assert refused.status
+            assert status_of(queue, commands.write(nsid, 16 << 20, blocks, [bytes(blocks * BLOCK)]))
             perform(queue, commands.read(1, 0, 1, into))
 
-    with_queue(target, use)
+    role.with_queue(target, use)
 
 
-def test_an_abandoned_read_leaves_its_buffer_alone(target: KernelTarget) -> None:
+def test_an_abandoned_read_leaves_its_buffer_alone(role: HostRole, target: KernelTarget) -> None:
     target.add_namespace(1)
 
     def use(queue: HostQueue) -> None:
         perform(queue, commands.write(1, 0, 64, [b"\x5a" * 64 * BLOCK]))
-        mine = bytearray(64 * BLOCK)
-        command = commands.read(1, 0, 64, memoryview(mine))
+        mine = memoryview(mmap.mmap(-1, 64 * BLOCK))
+        queue.register(mine)
+        command = commands.read(1, 0, 64, mine)
         queue.submit(command)
         queue.abandon(command)
         before = bytes(mine)
@@ -229,13 +173,12 @@ def test_an_abandoned_read_leaves_its_buffer_alone(target: KernelTarget) -> None
         assert into == b"\x5a" * BLOCK
         assert mine == before
 
-    with_queue(target, use)
+    role.with_queue(target, use)
 
 
-@BOTH_WAYS
-def test_many_answers_come_into_their_places(target: KernelTarget, digests: Digests) -> None:
+@DIGESTS
+def test_many_answers_come_into_their_places(digests: Digests) -> None:
     """In whatever order nvmet sends them, and beside some that nobody waits for any more."""
-    target.add_namespace(1)
     dice = random.Random(35)
 
     def use(queue: HostQueue) -> None:
@@ -259,10 +202,13 @@ def test_many_answers_come_into_their_places(target: KernelTarget, digests: Dige
                 came = bytes(BLOCK) + content[at : at + size] + bytes(18 * BLOCK - size)
                 assert whole == (was if is_left else came)
 
-    with_queue(target, use, depth=64, digests=digests)
+    with KernelTarget() as target:
+        target.add_namespace(1)
+        HostRole(digests=digests).with_queue(target, use, depth=64)
 
 
-def test_the_controller_is_kept_alive(target: KernelTarget) -> None:
+@RXE_NIGHTLY
+def test_the_controller_is_kept_alive(role: HostRole, target: KernelTarget) -> None:
     """nvmet ends a controller that it has not heard of for twice the time-out that it was told."""
     target.add_namespace(1)
     before = set(kernel_log().splitlines())
@@ -273,11 +219,32 @@ def test_the_controller_is_kept_alive(target: KernelTarget) -> None:
         assert scope.cancelled_caught, f"lost: {controller.error}"
         await controller.perform(done(commands.identify(1)))
 
-    with_controller(target, stay, keep_alive_s=KEEP_ALIVE_S)
+    role.with_controller(target, stay, keep_alive_s=KEEP_ALIVE_S)
     assert not [line for line in set(kernel_log().splitlines()) - before if "keep-alive timer" in line]
 
 
-def test_namespaces_that_come_and_go_are_told(target: KernelTarget) -> None:
+@RDMA_ALONE
+def test_a_reset_and_again(role: HostRole, target: KernelTarget) -> None:
+    target.add_namespace(1)
+    content = os.urandom(16 * BLOCK)
+
+    async def write_then_reset(controller: Controller) -> None:
+        await role.use_queue(
+            controller, lambda queue: perform(queue, commands.write(1, 0, 16, [content])), depth=8
+        )
+        await controller.reset()
+
+    def read_back(queue: HostQueue) -> None:
+        into = bytearray(len(content))
+        perform(queue, commands.read(1, 0, 16, memoryview(into)))
+        assert into == content
+
+    role.with_controller(target, write_then_reset)
+    role.with_queue(target, read_back)
+
+
+@RXE_NIGHTLY
+def test_namespaces_that_come_and_go_are_told(role: HostRole, target: KernelTarget) -> None:
     target.add_namespace(1)
 
     async def watch(controller: Controller) -> None:
@@ -293,14 +260,14 @@ def test_namespaces_that_come_and_go_are_told(target: KernelTarget) -> None:
         await trio.to_thread.run_sync(target.remove_namespace, 1)
         await told([2])
 
-    with_controller(target, watch)
+    role.with_controller(target, watch)
 
 
-def test_the_end_of_the_target_ends_everything_once(target: KernelTarget) -> None:
+def test_the_end_of_the_target_ends_everything_once(role: HostRole, target: KernelTarget) -> None:
     target.add_namespace(1)
 
     async def lose_it(controller: Controller) -> None:
-        queue = await trio.to_thread.run_sync(connect_io_queue, controller.info, 1, 8, DEADLINE_S)
+        queue = await trio.to_thread.run_sync(role.queue, controller, 8)
         try:
             into = memoryview(bytearray(BLOCK))
             perform(queue, commands.read(1, 0, 1, into))
@@ -319,32 +286,37 @@ def test_the_end_of_the_target_ends_everything_once(target: KernelTarget) -> Non
         finally:
             queue.close()
 
-    with_controller(target, lose_it)
+    role.with_controller(target, lose_it)
 
 
-def test_discovery(target: KernelTarget) -> None:
-    async def main() -> None:
-        with trio.fail_after(DEADLINE_S):
-            entries = await discover(ADDRESS, target.port, HOST_NQN, HOST_ID, timeout_s=DEADLINE_S)
-        found = {entry.subsystem_nqn: entry for entry in entries}
-        assert target.nqn in found
-        assert (found[target.nqn].address, found[target.nqn].service) == (ADDRESS, str(target.port))
-
-    trio.run(main)
+@RXE_NIGHTLY
+def test_discovery(role: HostRole, target: KernelTarget) -> None:
+    found = {entry.subsystem_nqn: entry for entry in role.discovered(target)}
+    assert target.nqn in found
+    assert (found[target.nqn].address, found[target.nqn].service) == (target.address, str(target.port))
 
 
-def test_wrong_names_are_refused() -> None:
+@RXE_NIGHTLY
+def test_wrong_names_are_refused(role: HostRole) -> None:
     async def nothing(controller: Controller) -> None:
         pytest.fail("connected")
 
-    with KernelTarget(allow_any_host=False) as closed:
+    async def let_in(controller: Controller) -> None:
+        assert controller.namespaces() == []
+
+    with role.target(allow_any_host=False) as closed:
         with pytest.raises(ConnectRefused):
-            with_controller(closed, nothing)
+            role.with_controller(closed, nothing)
         closed.allow_host(HOST_NQN)
-
-        async def let_in(controller: Controller) -> None:
-            assert controller.namespaces() == []
-
-        with_controller(closed, let_in)
+        role.with_controller(closed, let_in)
         with pytest.raises(ConnectRefused):
-            with_controller(closed, nothing, subsystem_nqn="nqn.2026-01.lab:another")
+            role.with_controller(closed, nothing, subsystem_nqn="nqn.2026-01.lab:another")
+    with pytest.raises(ConnectionLost, match=r"nobody listens|cannot connect"):
+        role.with_controller(closed, nothing)
+
+
+def test_rxe_to_our_enclosure(cable: Cable, processes: Processes, tmp_path: Path) -> None:
+    enclosure = start_at_the_far_end(processes, tmp_path)
+    with role_of("rxe") as role:
+        role.with_queue(enclosure, write_and_read)
+    assert enclosure.process.stop(60) == 0, enclosure.process.output

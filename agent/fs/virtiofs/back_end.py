@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from agent.fs.virtiofs.device_queue import DeviceQueue
 from agent.virtio import inflight
 from agent.virtio.memory_table import REGIONS_MAX, AddressError, MappedRegion, MemoryTable
 from agent.virtio.split_ring import (
@@ -75,6 +76,20 @@ class QueueSetup(NamedTuple):
     kick: int
     features: Feature
     inflight_piece: memoryview | None
+
+    def ring(self, memory: MemoryTable) -> DeviceQueue:
+        """The device's side of it. Raises BadRing."""
+        return DeviceQueue(
+            self.size,
+            self.base,
+            self.descriptors,
+            self.available,
+            self.used,
+            memory,
+            event_idx=bool(self.features & Feature.RING_EVENT_IDX),
+            indirect=bool(self.features & Feature.RING_INDIRECT_DESC),
+            inflight_piece=self.inflight_piece,
+        )
 
 
 class Surroundings(Protocol):

@@ -19,7 +19,7 @@ from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.device_queue import BadRing, DeviceQueue
 from agent.fs.virtiofs.queue_worker import Serve
 from agent.virtio.memory_table import MemoryTable
-from agent.virtio.vhost_user import Feature, Header, VhostUserFormatError
+from agent.virtio.vhost_user import Header, VhostUserFormatError
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 from tests.support.pool.inline_runner import inline_runner
 
@@ -114,12 +114,7 @@ class InlineDevice(Device):
         assert index not in self.queues
         assert isinstance(self.world[setup.kick], Event)
         try:
-            queue = DeviceQueue(
-                setup.size, setup.base, setup.descriptors, setup.available, setup.used, memory,
-                event_idx=bool(setup.features & Feature.RING_EVENT_IDX),
-                indirect=bool(setup.features & Feature.RING_INDIRECT_DESC),
-                inflight_piece=setup.inflight_piece,
-            )  # fmt: skip
+            queue = setup.ring(memory)
         except BadRing as bad:
             raise PeerError(str(bad)) from None
         self.queues[index] = (queue, self._high_priority() if index == 0 else self._requests(index))

@@ -1,7 +1,7 @@
-"""A process that serves queues of a guest as a reader of an agent does, without a pool.
+"""A process, or a thread, that serves queues of a guest as a reader of an agent does, without a pool.
 
-READ of one node at an even offset has bytes that both ends know. All else is carried. It may be told to die
-at the worst moment.
+READ of one node at an even offset has bytes that both ends know. All else is carried. A process may be told
+to die at the worst moment.
 """
 
 from __future__ import annotations
@@ -112,20 +112,25 @@ def _die(death: str, passes: int) -> None:
         puts[death]()
 
 
-def main() -> None:
-    descriptor, node, death, passes = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    _die(death, passes)
+def queues(link: socket.socket, node: int) -> GuestQueues:
+    """A reader's end of a link, to be served."""
     session = FuseSession(Reads())
     session.resume(Negotiated(MINOR, InitFlag(0), TRANSFER_BYTES))
-    buffers = [RequestBuffers(TRANSFER_BYTES, takes_scattered) for _ in range(64)]
 
     def service(queue: int, words: GuestWords, carrier: Carrier) -> ReaderService:
         learned: dict[int, Bound] = {}
+        buffers = RequestBuffers(TRANSFER_BYTES, takes_scattered)
         return ReaderService(
-            session, node, learned.__setitem__, buffers[queue], inline_runner(queue), words, carrier
+            session, node, learned.__setitem__, buffers, inline_runner(queue), words, carrier
         )
 
-    GuestQueues("guest-0", socket.socket(fileno=descriptor), service).serve()
+    return GuestQueues("guest-0", link, service)
+
+
+def main() -> None:
+    descriptor, node, death, passes = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    _die(death, passes)
+    queues(socket.socket(fileno=descriptor), node).serve()
 
 
 if __name__ == "__main__":

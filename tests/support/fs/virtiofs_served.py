@@ -14,10 +14,9 @@ from agent.bench.virtio_driver.machine import Machine
 from agent.fs.interface import NOBODY, LockOwner
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import GuestBooks
-from tests.support.fs.guest_reader import guest_processes, is_ready, reader_in_this_process
+from tests.support.fs.device_and_readers import DeviceAndReaders
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 from tests.support.pool.inline_runner import inline_runner
-from tests.support.waiting import wait_until
 
 QUEUES = 2
 
@@ -42,28 +41,22 @@ class Gate:
 
 @contextlib.contextmanager
 def served(
-    path: Path,
-    tree: Any,
-    queues: int = QUEUES,
-    books: GuestBooks | None = None,
-    *,
-    is_divided: bool = False,
-    by_reader: bool = False,
+    path: Path, tree: Any, books: GuestBooks | None = None, *, by_reader: bool = False
 ) -> Iterator[VirtioFsDoor]:
-    """A door at `path`; no thread of it is left afterwards. `is_divided`: all request queues are a reader's.
-    `by_reader`: that reader is there, in this process."""
-    processes = guest_processes(queues) if is_divided or by_reader else None
-    door = VirtioFsDoor(tree, path, queues, inline_runner, books=books, processes=processes)
-    reader = reader_in_this_process(door) if by_reader else None
+    """A door at `path`; no thread of it is left afterwards. `by_reader`: a reader in this process carries
+    every request."""
+    if by_reader:
+        assert books is None
+        with DeviceAndReaders(path, tree, [1] * QUEUES) as device:
+            device.start_thread()
+            yield device.door
+        return
+    door = VirtioFsDoor(tree, path, QUEUES, inline_runner, books=books)
     door.start()
     try:
-        if by_reader:
-            wait_until(lambda: is_ready(door), what="the reader")
         yield door
     finally:
         door.stop()
-        if reader is not None:
-            reader.join()
 
 
 @contextlib.contextmanager

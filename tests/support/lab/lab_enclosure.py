@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tests.support.lab import kernel_host
 from tests.support.lab.kernel_host import KernelController, run
+from tests.support.lab.rdma_cable import OURS, inside
 from tests.support.processes import Processes, Started
 
 MEBIBYTE: Final = 1 << 20
@@ -55,6 +56,14 @@ def start_enclosure(processes: Processes, folder: Path, *options: str | Path) ->
         control,
         ready["transports"][0],
     )
+
+
+def start_at_the_far_end(
+    processes: Processes, folder: Path, *options: str | Path, address: str = OURS
+) -> RunningEnclosure:
+    """By RDMA on an emulated NIC at the cable's other end."""
+    with inside():
+        return start_enclosure(processes, folder, "--transport", "rdma", "--address", address, *options)
 
 
 def read_directly(device: Path, blocks: int, skip: int = 0) -> bytes:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import trio
 
-from agent.cli.main import main
 from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.rpc_errors import RpcError
@@ -33,6 +32,7 @@ from tests.support.nvme.nvme_ends import HOST, HOST_ID
 from tests.support.nvme.transport_ways import EMULATED, discover
 from tests.support.pool_up import wait_each_served
 from tests.support.processes import Processes
+from tests.support.verbs_here import status_of
 from tests.support.waiting import wait_until
 
 NQN = "nqn.2026-01.io.g35:shelf-1"
@@ -221,10 +221,7 @@ def test_the_verbs_say_what_was_done_and_what_was_not(
     )
 
     def g35(*words: str | Path) -> tuple[object, str, str]:
-        try:
-            code: object = main(["enclosure", *map(str, words), "--rpc", str(tmp_path / "rpc")])
-        except SystemExit as ended:
-            code = ended.code
+        code = status_of("enclosure", *map(str, words), "--rpc", str(tmp_path / "rpc"))
         return code, *capsys.readouterr()
 
     with taken:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from spdk.rpc.client import JSONRPCClient, JSONRPCException
 
-from agent.cli.main import main
 from agent.enclosure_control.apply import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.plan import PlanConflict
@@ -33,6 +32,7 @@ from nvmeof.authentication.secret import DhchapSecret
 from nvmeof.authentication.secret_files import write_secret_file
 from nvmeof.transport.verbs_provider import free_loopback_address
 from tests.support.nvme.enclosure_process import EnclosureProcess
+from tests.support.verbs_here import status_of
 from tests.support.waiting import wait_until
 
 NQN = "nqn.2026-01.io.g35:shelf-1"
@@ -187,11 +187,7 @@ def test_what_this_enclosure_lacks_is_said_before_anything_is_done(target: RpcTa
 
 def g35(*words: str, rpc: Path) -> None:
     """A verb that succeeds."""
-    try:
-        code: object = main(["enclosure", *words, "--rpc", str(rpc)])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 0
+    assert status_of("enclosure", *words, "--rpc", str(rpc)) == 0
 
 
 def test_an_enclosure_of_this_machine_is_known_as_one(tmp_path: Path) -> None:

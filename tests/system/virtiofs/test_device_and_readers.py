@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import fcntl
 import gc
 import itertools
@@ -17,20 +18,42 @@ import pytest
 from agent.bench.virtio_driver.front_end import PROTOCOL_FEATURES
 from agent.bench.virtio_driver.machine import Machine
 from agent.bench.virtio_driver.request_queue import RequestQueue
+from agent.fs.interface import NOBODY, LockOwner
 from agent.virtio.vhost_user import ProtocolFeature
-from tests.support.fs.device_and_readers import READ_BY_READERS, DeviceAndReaders
+from tests.support.fs.device_and_readers import DeviceAndReaders
 from tests.support.fs.guest_requests import create
+from tests.support.fs.memory_filesystem import MemoryFileSystem
 from tests.support.fs.reader_process import DIED, pattern
 from tests.support.waiting import wait_until
 
 F_SEAL_FUTURE_WRITE = 0x0010
 FULL = 0xFFFF_FFFF_FFFF_FFFE
 """The most that an eventfd counts: the next write to it would sleep."""
+READ_BY_READERS = 2
+"""The node that readers read: the first that is made."""
+
+
+class CountingTree(MemoryFileSystem):
+    """How often each place of a file was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: collections.Counter[tuple[int, int]] = collections.Counter()
+
+    def write(self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY) -> int:
+        self.writes[ino, offset] += 1
+        return super().write(ino, handle, offset, data, by)
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Iterator[DeviceAndReaders]:
-    with DeviceAndReaders(tmp_path / "fs.sock") as made:
+def tree() -> CountingTree:
+    return CountingTree()
+
+
+@pytest.fixture
+def device(tmp_path: Path, tree: CountingTree) -> Iterator[DeviceAndReaders]:
+    """The first request queue is the first process', the second a reader's."""
+    with DeviceAndReaders(tmp_path / "fs.sock", tree, [0, 1], READ_BY_READERS) as made:
         yield made
 
 
@@ -90,7 +113,9 @@ def test_a_call_that_died_with_its_reader_is_made_up_for(device: DeviceAndReader
 
 @pytest.mark.parametrize("death", ["push", "carried", "done"])
 @pytest.mark.parametrize("notes", [True, False])
-def test_what_was_carried_is_done_once(device: DeviceAndReaders, death: str, notes: bool) -> None:
+def test_what_was_carried_is_done_once(
+    device: DeviceAndReaders, tree: CountingTree, death: str, notes: bool
+) -> None:
     guest = Guest(device, notes=notes)
     client = guest.client
     with guest.machine:
@@ -104,7 +129,7 @@ def test_what_was_carried_is_done_once(device: DeviceAndReaders, death: str, not
                 guest.room.view[:] = pattern(offset, 8192)
                 body = client.start_write(file.number, handle, offset, laid, guest.queue).body()
                 assert struct.unpack_from("<I", body) == (8192,)
-                assert device.tree.writes[file.number, offset] == 1
+                assert tree.writes[file.number, offset] == 1
             assert process.returncode == DIED
             device.wait_by_readers()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +35,6 @@ from tests.support.fs.virtiofs_served import QUEUES, Gate, contents, scattered, 
 from tests.support.waiting import wait_until
 
 BROKEN_RING = "the queue is stopped"
-
-
-@pytest.fixture
-def tree() -> MemoryFileSystem:
-    return MemoryFileSystem()
-
-
-@pytest.fixture(params=[False, True], ids=["here", "by-a-reader"])
-def path(request: pytest.FixtureRequest, tmp_path: Path, tree: MemoryFileSystem) -> Iterator[Path]:
-    """Who serves the request queues; a reader carries every request."""
-    with served(tmp_path / "fs.sock", tree, by_reader=request.param):
-        yield tmp_path / "fs.sock"
 
 
 def put(machine: Machine, name: bytes, data: bytes) -> int:

@@ -9,7 +9,6 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,18 +29,6 @@ from tests.support.waiting import wait_until
 
 FULL = 0xFFFF_FFFF_FFFF_FFFE
 """The most that an eventfd counts: the next write to it would sleep."""
-
-
-@pytest.fixture
-def tree() -> MemoryFileSystem:
-    return MemoryFileSystem()
-
-
-@pytest.fixture(params=[False, True], ids=["here", "by-a-reader"])
-def path(request: pytest.FixtureRequest, tmp_path: Path, tree: MemoryFileSystem) -> Iterator[Path]:
-    """Who serves the request queues; a reader carries every request."""
-    with served(tmp_path / "fs.sock", tree, by_reader=request.param):
-        yield tmp_path / "fs.sock"
 
 
 def make_blocking(event: int) -> None:

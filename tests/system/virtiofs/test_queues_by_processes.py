@@ -4,45 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agent.bench.virtio_driver.front_end import PROTOCOL_FEATURES
-from agent.bench.virtio_driver.machine import Machine, queues_offered
+from agent.bench.virtio_driver.machine import Machine
 from agent.bench.virtiofs_files import VirtiofsFiles
 from agent.virtio.vhost_user import ProtocolFeature
 from host_shim.pool import Pool
 from tests.support.pool_up import PoolUp, wait_each_served
-from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 from tests.system.virtiofs.test_virtiofs_path import VALUE, Guest, content, key, killed_and_back
 
 OPTIONS = (
     "--virtiofs", "--processes", "2", "--drive-size", "256M", "--read-deadline-ms", "5000", "--drives", "1",
 )  # fmt: skip
-
-
-@pytest.fixture
-def pool_up(processes: Processes, tmp_path: Path) -> Iterator[PoolUp]:
-    pool = PoolUp(processes, tmp_path / "state", *OPTIONS)
-    try:
-        yield pool
-    finally:
-        if pool.process.running:
-            pool.down()
-
-
-@pytest.fixture
-def machine(pool_up: PoolUp) -> Iterator[Machine]:
-    socket = pool_up.state / "virtiofs.sock"
-    queues = queues_offered(socket) - 1
-    with Machine(socket, request_queues=queues, memory_bytes=64 << 20) as made:
-        made.start(patience=30)
-        made.client.init()
-        yield made
 
 
 def readers(pool_up: PoolUp) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,17 +15,13 @@ import pytest
 
 from agent.bench.virtio_driver.front_end import PROTOCOL_FEATURES
 from agent.bench.virtio_driver.machine import Machine
-from agent.fs.virtiofs.door import VirtioFsDoor
-from agent.fs.virtiofs.processes.first_process import RemoteQueue
 from agent.virtio.vhost_user import ProtocolFeature
-from tests.support.fs import reader_process
-from tests.support.fs.guest_reader import NUMBER
+from tests.support.fs.device_and_readers import DeviceAndReaders
 from tests.support.fs.guest_requests import attributes_of, create, unlink
 from tests.support.fs.memory_filesystem import MemoryFileSystem
-from tests.support.fs.virtiofs_served import QUEUES, Gate, contents, served, started
+from tests.support.fs.virtiofs_served import QUEUES, Gate, contents, started
 from tests.support.waiting import wait_until
 
-NO_NODE = 0
 WITHOUT_NOTES = PROTOCOL_FEATURES & ~ProtocolFeature.INFLIGHT_SHMFD
 
 
@@ -36,17 +31,15 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def door(tmp_path: Path, gate: Gate) -> Iterator[VirtioFsDoor]:
-    with served(tmp_path / "fs.sock", gate, is_divided=True) as made:
+def device(tmp_path: Path, gate: Gate) -> Iterator[DeviceAndReaders]:
+    """All request queues are a reader's, which carries every request."""
+    with DeviceAndReaders(tmp_path / "fs.sock", gate, [1] * QUEUES) as made:
         yield made
 
 
 @contextlib.contextmanager
-def a_reader(door: VirtioFsDoor) -> Iterator[subprocess.Popen[bytes]]:
-    """It carries every request."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = reader_process.start(NO_NODE, theirs)
-    door.serve_reader(NUMBER, ours)
+def a_reader(device: DeviceAndReaders) -> Iterator[subprocess.Popen[bytes]]:
+    process = device.start_reader()
     try:
         yield process
     finally:
@@ -54,45 +47,39 @@ def a_reader(door: VirtioFsDoor) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def at_readers(door: VirtioFsDoor) -> int:
-    return sum(isinstance(each.worker, RemoteQueue) for each in list(door.device.places._served.values()))
-
-
-def wait_at_readers(door: VirtioFsDoor, count: int) -> None:
-    wait_until(lambda: at_readers(door) == count, what=f"{count} queues to be served by a reader")
-
-
 @pytest.mark.parametrize("features", [PROTOCOL_FEATURES, WITHOUT_NOTES], ids=["inflight", "without"])
-def test_queues_come_and_go_with_their_reader(door: VirtioFsDoor, features: ProtocolFeature) -> None:
-    with started(door.path, protocol_features=features) as machine:
+def test_queues_come_and_go_with_their_reader(device: DeviceAndReaders, features: ProtocolFeature) -> None:
+    with started(device.path, protocol_features=features) as machine:
         client = machine.client
         node, handle = create(client, 1, b"a file")
         room = machine.memory.room(1 << 20)
         for turn in range(3):
-            assert at_readers(door) == 0
-            with a_reader(door):
-                wait_at_readers(door, QUEUES)
+            assert not device.by_readers()
+            with a_reader(device):
+                device.wait_by_readers(1, 2)
                 room.view[:] = contents(1 << 20, turn)
                 assert client.write_from(node.number, handle, 0, room) == 1 << 20
                 room.view[:] = bytes(1 << 20)
                 assert client.read_into(node.number, handle, 0, room) == 1 << 20
                 assert room.view == contents(1 << 20, turn)
-            wait_at_readers(door, 0)
+            device.wait_by_readers()
             assert client.read_into(node.number, handle, 0, room) == 1 << 20
-        with a_reader(door):
-            wait_at_readers(door, QUEUES)
+        with a_reader(device):
+            device.wait_by_readers(1, 2)
             assert set(machine.stop()) == {0, 1, 2}
             machine.start(patience=30)
             client.init()
-            wait_at_readers(door, QUEUES)
+            device.wait_by_readers(1, 2)
             assert attributes_of(client, 1).number == 1
 
 
 @pytest.mark.parametrize("features", [PROTOCOL_FEATURES, WITHOUT_NOTES], ids=["inflight", "without"])
-def test_what_was_carried_is_done_once(door: VirtioFsDoor, gate: Gate, features: ProtocolFeature) -> None:
-    with started(door.path, protocol_features=features) as machine, a_reader(door) as reader:
+def test_what_was_carried_is_done_once(
+    device: DeviceAndReaders, gate: Gate, features: ProtocolFeature
+) -> None:
+    with started(device.path, protocol_features=features) as machine, a_reader(device) as reader:
         client = machine.client
-        wait_at_readers(door, QUEUES)
+        device.wait_by_readers(1, 2)
         node, handle = create(client, 1, b"slow")
         rooms = [machine.memory.room(4096) for _ in range(QUEUES)]
         for number, room in enumerate(rooms):
@@ -108,14 +95,14 @@ def test_what_was_carried_is_done_once(door: VirtioFsDoor, gate: Gate, features:
         gate.ajar.set()
         for write in writes:
             write.body()
-        wait_at_readers(door, 0)
+        device.wait_by_readers()
         assert gate.waiting == QUEUES, "none was written a second time"
         for number, room in enumerate(rooms):
             assert client.read_into(node.number, handle, 4096 * number, room) == 4096
             assert room.view == bytes([number + 1]) * 4096
 
 
-def test_names_are_made_and_removed_once_whatever_dies(door: VirtioFsDoor) -> None:
+def test_names_are_made_and_removed_once_whatever_dies(device: DeviceAndReaders) -> None:
     """Each exclusive create says that it made the file, and each unlink that there was one."""
     failures: list[str] = []
     over = threading.Event()
@@ -140,16 +127,16 @@ def test_names_are_made_and_removed_once_whatever_dies(door: VirtioFsDoor) -> No
         except BaseException as failure:
             failures.append(f"{number} in turn {turn}: {failure!r}")
 
-    with started(door.path) as machine:
+    with started(device.path) as machine:
         workers = [threading.Thread(target=work, args=(machine, number)) for number in range(3)]
         for worker in workers:
             worker.start()
         try:
             for _ in range(6):
-                with a_reader(door) as reader:
-                    wait_at_readers(door, QUEUES)
+                with a_reader(device) as reader:
+                    device.wait_by_readers(1, 2)
                     reader.send_signal(signal.SIGKILL)
-                wait_at_readers(door, 0)
+                device.wait_by_readers()
         finally:
             over.set()
             for worker in workers:

@@ -10,42 +10,20 @@ import errno
 import random
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from agent.bench.virtio_driver.fuse_wire import Opcode
-from agent.bench.virtio_driver.machine import Machine, queues_offered
+from agent.bench.virtio_driver.machine import Machine
 from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool
 from tests.support.fs.guest_requests import create
 from tests.support.pool_up import PoolUp, wait_each_served
-from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
 VALUE = 200_000
 OPTIONS = ("--virtiofs", "--drive-size", "256M", "--read-deadline-ms", "5000", "--drives", "1")
-
-
-@pytest.fixture
-def pool_up(processes: Processes, tmp_path: Path) -> Iterator[PoolUp]:
-    pool = PoolUp(processes, tmp_path / "state", *OPTIONS)
-    try:
-        yield pool
-    finally:
-        if pool.process.running:
-            pool.down()
-
-
-@pytest.fixture
-def machine(pool_up: PoolUp) -> Iterator[Machine]:
-    socket = pool_up.state / "virtiofs.sock"
-    queues = queues_offered(socket) - 1
-    with Machine(socket, request_queues=queues, memory_bytes=64 << 20) as made:
-        made.start(patience=30)
-        made.client.init()
-        yield made
 
 
 def content(key: bytes, size: int = VALUE) -> bytes:

@@ -10,14 +10,13 @@ import pytest
 from agent.claims.verdicts import CHANGES
 from agent.cli.main import main
 from agent.replay.trace_generator import encode_line, made_trace
+from tests.support.verbs_here import status_of
 
 Capture = pytest.CaptureFixture[str]
 
 
 def _json(capsys: Capture, *words: str) -> dict[str, Any]:
-    with pytest.raises(SystemExit) as ended:
-        main(["claims", "--json", *words])
-    assert not ended.value.code
+    assert status_of("claims", "--json", *words) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -154,18 +153,14 @@ def test_square_brackets_of_a_users_file_are_shown(tmp_path: Path, capsys: Captu
         '[models."[bold]x[/bold] [/z]"]\nkv_heads = 1\nhead_dim = 64\nlayers = [[2, 1]]\nheads = 2\n'
         'parameters = { total = 1, active = 1 }\nsource = "[bold]x[/bold] [/z]"\ndate = "2026-11"\n'
     )
-    with pytest.raises(SystemExit) as ended:
-        main(["claims", "--data", str(figures), "--model", "[bold]x[/bold] [/z]"])
-    assert not ended.value.code
+    assert status_of("claims", "--data", str(figures), "--model", "[bold]x[/bold] [/z]") == 0
     out = capsys.readouterr().out
     assert "inputs: [bold]x[/bold] [/z], KV in fp8" in out
     assert out.count("[bold]x[/bold] [/z]") > 4
 
 
 def test_the_tables_say_the_same(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["claims", "--pod", "rack"])
-    assert not ended.value.code
+    assert status_of("claims", "--pod", "rack") == 0
     out = capsys.readouterr().out
     for words in (
         "break-even bandwidth B*", "what limits", "secondary pages", "not reproducible", "verdicts",
@@ -229,9 +224,7 @@ def test_a_plot_without_room_leaves_the_earlier_one(tmp_path: Path, capsys: Capt
 def test_a_wrong_argument_is_refused_with_what_is_near(
     words: tuple[str, ...], code: int, said: str, capsys: Capture
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["claims", *words])
-    assert ended.value.code == code
+    assert status_of("claims", *words) == code
     assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 

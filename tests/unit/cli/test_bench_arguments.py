@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.main import main
+from tests.support.verbs_here import status_of
 
 
 def exit_code(*words: str) -> int:
-    try:
-        return main(["bench", *words])
-    except SystemExit as left:
-        return int(left.code or 0)
+    return status_of("bench", *words)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from agent.bench import profile_records
 from agent.bench.names_and_units import CATALOG
 from agent.bench.processor_profile import OTHERS, PROFILED, Profile, Share, can_profile, shares
 from agent.bench.processor_time import Usage
-from agent.cli.main import main
+from tests.support.verbs_here import status_of
 
 USAGE = {
     "client": {"bench": Usage(4, 0.1, 0.0, 0.2), "main": Usage(1, 0.0, 0.0, 0.0)},
@@ -83,7 +83,5 @@ def test_names_that_are_profiled_without_being_asked_for_can_be() -> None:
 
 
 def test_a_name_whose_client_is_another_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "--profile", "mooncake_get_1m_x4"])
-    assert ended.value.code == 2
+    assert status_of("bench", "--profile", "mooncake_get_1m_x4") == 2
     assert "cannot be profiled" in capsys.readouterr().err

@@ -207,27 +207,20 @@ class RemoteQueue:
         self.last: Taken | None = None
         """The last chain that was answered here, once the thread has ended."""
 
-    def start(
-        self,
-        setup: QueueSetup,
-        base: int,
-        piece: memoryview,
-        memory: MemoryTable,
-        call: int,
-        words: int,
-    ) -> None:
-        """Have the reader serve it from the available idx `base` on, with its notes in `piece`. Raises
-        ReaderGone; RunRefused where nobody serves it."""
+    def start(self, setup: QueueSetup, memory: MemoryTable, call: int, words: int) -> None:
+        """Have the reader serve it, with its notes in the inflight piece. Raises ReaderGone; RunRefused where
+        nobody serves it."""
+        assert setup.inflight_piece is not None
         placed = Placed()
         run = Run(
             self._index,
             setup.size,
-            base,
+            setup.base,
             setup.features.value,
             placed.of(setup.descriptors),
             placed.of(setup.available),
             placed.of(setup.used),
-            placed.of(piece),
+            placed.of(setup.inflight_piece),
             placed.regions(memory),
         )
         self._thread.start()

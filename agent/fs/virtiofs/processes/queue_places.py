@@ -27,7 +27,6 @@ from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.host_os.rate_limited_log import Complaints
 from agent.virtio.inflight import queue_bytes
 from agent.virtio.memory_table import MemoryTable
-from agent.virtio.vhost_user import Feature
 
 HIGH_PRIORITY: Final = 0
 """The queue for FORGET and INTERRUPT; requests have the others. It is the first process'."""
@@ -61,8 +60,7 @@ class Queues(NamedTuple):
 @dataclass(slots=True)
 class _Served:
     setup: QueueSetup
-    base: int
-    piece: memoryview | None
+    """With the available idx to go on from, and the piece with the notes of who serves it."""
     worker: QueueWorker | RemoteQueue | None = None
     """None: nobody serves it any more, for its ring cannot be followed."""
 
@@ -85,10 +83,10 @@ class QueuePlaces:
     def start(self, index: int, setup: QueueSetup, memory: MemoryTable) -> None:
         """Raises PeerError where its ring cannot be followed."""
         self._memory = memory
-        served = _Served(setup, setup.base, setup.inflight_piece)
+        served = _Served(setup)
         try:
             link = self._reader_of(index)
-            ring = self._ring(served, served.piece) if link is None else self._give(index, served, link)
+            ring = setup.ring(memory) if link is None else self._give(index, served, link)
             if ring is not None:
                 self._serve_here(index, served, ring)
             self._served[index] = served
@@ -190,21 +188,6 @@ class QueuePlaces:
         number = self._processes.of_queue[index - 1]
         return self.links.ready(number) if number else None
 
-    def _ring(self, served: _Served, piece: memoryview | None) -> DeviceQueue:
-        """Raises BadRing."""
-        setup = served.setup
-        return DeviceQueue(
-            setup.size,
-            served.base,
-            setup.descriptors,
-            setup.available,
-            setup.used,
-            self._memory,
-            event_idx=bool(setup.features & Feature.RING_EVENT_IDX),
-            indirect=bool(setup.features & Feature.RING_INDIRECT_DESC),
-            inflight_piece=piece,
-        )
-
     def _serve_here(self, index: int, served: _Served, ring: DeviceQueue) -> QueueWorker:
         queues = self._queues
         worker = QueueWorker(
@@ -221,7 +204,7 @@ class QueuePlaces:
 
     def _hand_over(self, index: int, served: _Served, worker: QueueWorker, link: ReaderLink) -> None:
         """Raises BadRing, RunRefused."""
-        served.base = worker.stop()
+        served.setup = served.setup._replace(base=worker.stop())
         if worker.broken:
             served.worker = None
         elif (ring := self._give(index, served, link)) is not None:
@@ -234,23 +217,17 @@ class QueuePlaces:
         assert processes is not None
         name = f"{queues.name}-{index}"
         try:
-            if served.piece is None:
-                served.piece = queues.make_piece(queue_bytes(served.setup.size))
-            remote = RemoteQueue(
-                name, index, self._ring(served, None), queues.make_serve(index), queues.bound, link
-            )
+            if served.setup.inflight_piece is None:
+                piece = queues.make_piece(queue_bytes(served.setup.size))
+                served.setup = served.setup._replace(inflight_piece=piece)
+            ring = served.setup._replace(inflight_piece=None).ring(self._memory)
+            remote = RemoteQueue(name, index, ring, queues.make_serve(index), queues.bound, link)
         except OSError as failure:
             self._complaints.world(f"{name} is served by the first process", str(failure))
-            return self._ring(served, served.piece)
+            return served.setup.ring(self._memory)
+        call = queues.calls[index].fileno()
         try:
-            remote.start(
-                served.setup,
-                served.base,
-                served.piece,
-                self._memory,
-                queues.calls[index].fileno(),
-                processes.words_descriptor,
-            )
+            remote.start(served.setup, self._memory, call, processes.words_descriptor)
         except ReaderGone:
             # It may have begun to serve, and be gone before it said so.
             return self._left_by(remote, served)
@@ -262,7 +239,7 @@ class QueuePlaces:
         calls the driver. Raises BadRing."""
         served.worker = None
         remote.join()
-        ring = self._ring(served, served.piece)
+        ring = served.setup.ring(self._memory)
         if remote.last is not None:
             ring.complete_left_over(*remote.last)
         return ring

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, Protocol, cast
 
 from agent.fs.guest_sessions import GuestWords
-from agent.fs.virtiofs.back_end import PeerError
-from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
+from agent.fs.virtiofs.back_end import PeerError, QueueSetup
+from agent.fs.virtiofs.device_queue import BadRing, Chain
 from agent.fs.virtiofs.front_end_descriptors import Call, map_memory
 from agent.fs.virtiofs.processes.carrier import Carrier
 from agent.fs.virtiofs.processes.messages import (
@@ -160,18 +160,13 @@ class GuestQueues:
         if self._words is None:
             self._words = GuestWords(words)
         memory = self._table(run.regions, memories)
+        descriptor_table, available, used, piece = (
+            self._mapped(each, memories) for each in (run.descriptors, run.available, run.used, run.inflight)
+        )
+        features = Feature(run.features)
+        setup = QueueSetup(run.size, run.base, descriptor_table, available, used, kick, features, piece)
         try:
-            queue = DeviceQueue(
-                run.size,
-                run.base,
-                self._mapped(run.descriptors, memories),
-                self._mapped(run.available, memories),
-                self._mapped(run.used, memories),
-                memory,
-                event_idx=bool(run.features & Feature.RING_EVENT_IDX),
-                indirect=bool(run.features & Feature.RING_INDIRECT_DESC),
-                inflight_piece=self._mapped(run.inflight, memories),
-            )
+            queue = setup.ring(memory)
         except BadRing as bad:
             return Refused(str(bad))
         call = Call()

@@ -12,13 +12,7 @@ import pytest
 from agent.cli import main as command_line
 from agent.errors import ConfigError, Fault, G35Error, PeerError, UserError
 from tests.support.rungs import cli_reference
-
-
-def _exit_code(*words: str) -> int:
-    try:
-        return command_line.main(words)
-    except SystemExit as ended:
-        return int(ended.code or 0)
+from tests.support.verbs_here import status_of
 
 
 def _failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
@@ -46,13 +40,13 @@ def _failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     ],
 )
 def test_wrong_arguments_are_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code(*words) == 2
+    assert status_of(*words) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", sorted(command_line.VERBS))
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _exit_code(verb, "--help") == 0
+    assert status_of(verb, "--help") == 0
     assert "Usage: g35" in capsys.readouterr().out
 
 
@@ -62,7 +56,7 @@ def test_no_line_of_any_help_is_cut_off_at_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     for words, command in [("", None), *cli_reference.verbs()]:
         if command is None or words.split()[0] in command_line.VERBS:
-            assert _exit_code(*words.split(), "--help") == 0
+            assert status_of(*words.split(), "--help") == 0
         else:
             with pytest.raises(SystemExit):
                 command.main(["--help"])
@@ -87,7 +81,7 @@ def test_errors_are_sentences(
 ) -> None:
     monkeypatch.delenv("G35_DEBUG", raising=False)
     _failing(monkeypatch, error)
-    assert _exit_code("replay") == 1
+    assert status_of("replay") == 1
     assert capsys.readouterr().err.startswith(shown)
 
 
@@ -96,13 +90,13 @@ def test_the_traceback_is_there_for_who_asks(
 ) -> None:
     monkeypatch.setenv("G35_DEBUG", "1")
     _failing(monkeypatch, UserError("no such pool"))
-    assert _exit_code("replay") == 1
+    assert status_of("replay") == 1
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     _failing(monkeypatch, KeyboardInterrupt())  # type: ignore[arg-type]
-    assert _exit_code("replay") == 130
+    assert status_of("replay") == 130
 
 
 def test_errors_say_whose_fault_they_are() -> None:
@@ -136,8 +130,8 @@ def test_a_generated_trace_goes_to_a_file_or_to_standard_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["trace", "generate", "--requests", "5", "--seed", "3"]
-    assert _exit_code(*words) == 0
+    assert status_of(*words) == 0
     printed = capsys.readouterr().out
-    assert _exit_code(*words, "--output", str(tmp_path / "t.jsonl")) == 0
+    assert status_of(*words, "--output", str(tmp_path / "t.jsonl")) == 0
     assert (tmp_path / "t.jsonl").read_text() == printed
     assert printed.count("\n") == 5

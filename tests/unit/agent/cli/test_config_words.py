@@ -12,6 +12,7 @@ from agent.cli.main import main
 from agent.config.configuration import parse_configuration
 from agent.enclosure_control.description import parse_description
 from agent.errors import ConfigError
+from tests.support.verbs_here import status_of
 
 ENCLOSURE = {"name": "a", "address": "127.0.0.1", "nqn": "nqn.2026-01.io.g35:a"}
 PYTHONS_WORDS = re.compile(
@@ -189,9 +190,7 @@ def test_a_wrong_size_on_the_command_line_is_told_with_its_option(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
+    assert status_of(*words) == 2
     assert f"Invalid value for '{words[-2]}': {words[-1]!r} is no size: a size is" in capsys.readouterr().err
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agent.cli.main import main
 from agent.config.configuration import parse_configuration
 from agent.enclosure_control.description import parse_description
 from agent.errors import ConfigError, UserError, did_you_mean
 from agent.replay.run_replay import _check_volume
 from emulator.jbof.cli import app
+from tests.support.verbs_here import status_of
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,7 @@ def test_a_verb_an_option_and_a_name_of_the_bench(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
+    assert status_of(*words) == 2
     assert said in capsys.readouterr().err
 
 

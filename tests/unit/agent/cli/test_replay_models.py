@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.main import main
 from agent.errors import UserError
 from agent.figures.tables import stored_token_bytes
 from agent.replay.replay_options import BYTES_PER_TOKEN, ReplayOptions
@@ -18,6 +17,7 @@ from agent.replay.run_replay import cut, run_replay
 from host_shim.control_wire import Operation
 from host_shim.pool import Pool
 from tests.support.engines.scripted_agent import ScriptedAgent
+from tests.support.verbs_here import status_of
 
 LINE = '{"timestamp": 0, "input_length": 100, "output_length": 1, "hash_ids": [1, 2]%s}\n'
 
@@ -130,9 +130,9 @@ def test_a_block_is_cut_into_values_that_the_volume_takes(block: int, longest: i
 def test_an_unknown_model_is_refused_with_the_known_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", str(_trace(tmp_path)), "--mount", str(tmp_path), "--model", "llama-3.3-7b"])
-    assert ended.value.code == 2
+    assert (
+        status_of("replay", str(_trace(tmp_path)), "--mount", str(tmp_path), "--model", "llama-3.3-7b") == 2
+    )
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "did you mean llama-3.3-70b?" in said
     assert "deepseek-v3-fp8" in said

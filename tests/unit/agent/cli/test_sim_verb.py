@@ -16,6 +16,7 @@ from agent.cli.main import main
 from agent.errors import UserError
 from agent.replay.trace_lines import TraceFile
 from agent.sim.pod_plan import FAULTS
+from tests.support.verbs_here import status_of
 
 SHORT = [
     "sim",
@@ -35,9 +36,7 @@ SHORT = [
 
 
 def _printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert not ended.value.code
+    assert status_of(*words) == 0
     return capsys.readouterr().out
 
 
@@ -107,13 +106,9 @@ def test_hosts_of_other_makers_are_rows(capsys: pytest.CaptureFixture[str], tmp_
     found = {row["name"]: row for row in record["rows"]}
     assert found["g35@amd"]["what"] == "the pool, and hosts of the kind amd"
     assert found["g35@slow"]["ttft_seconds"]["p95"] > 2 * found["g35@amd"]["ttft_seconds"]["p95"]
-    with pytest.raises(SystemExit) as ended:
-        main([*SHORT, "--rows", "g35@amdd"])
-    assert ended.value.code == 2
+    assert status_of(*SHORT, "--rows", "g35@amdd") == 2
     assert "did you mean g35@amd?" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main([*SHORT, "--gpus", "4", "--rows", "g35@amd"])
-    assert ended.value.code == 2
+    assert status_of(*SHORT, "--gpus", "4", "--rows", "g35@amd") == 2
     assert "4 GPUs are no whole hosts of 8" in " ".join(capsys.readouterr().err.split())
 
 
@@ -284,9 +279,7 @@ def test_what_cannot_be_simulated_is_explained(
     capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     """As wrong usage, and in the words of the error."""
-    with pytest.raises(SystemExit) as ended:
-        main([*SHORT, *words])
-    assert ended.value.code == 2
+    assert status_of(*SHORT, *words) == 2
     told = capsys.readouterr().err
     assert said in told
     assert "Traceback" not in told
@@ -388,9 +381,7 @@ def test_the_report_says_what_was_simulated(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("rate", ["0GB/s", "fast", "400", "400 GiB"])
 def test_a_rate_that_is_none_is_a_wrong_argument(capsys: pytest.CaptureFixture[str], rate: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*SHORT, "--host-nic", rate])
-    assert ended.value.code == 2
+    assert status_of(*SHORT, "--host-nic", rate) == 2
     assert "a rate is" in capsys.readouterr().err
 
 

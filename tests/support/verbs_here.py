@@ -1,4 +1,4 @@
-"""Verbs of g35 in the test's own process: to start another takes seconds in the lab's guest."""
+"""Verbs of g35 in the test's own process: to start another takes a second, and ten in the lab's guest."""
 
 from __future__ import annotations
 
