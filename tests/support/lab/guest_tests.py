@@ -33,8 +33,8 @@ SILENCE_TIMEOUT_S = TEST_TIMEOUT_S + 60
 # and twenty times that beside others. None of these bounds is a judgement: they end what would never end.
 BOOT_TIMEOUT_S = 900
 POLL_S = 0.05
-# Between two cores each wake-up waits until this machine runs the other core's thread. Beside three busy loops
-# of lower priority two files of tests took 504 s so, and 275 s on one core. `make nightly` sets 2.
+# Between two cores each wake-up waits until this machine runs the other core's thread. Beside three busy
+# loops of lower priority two files of tests took 504 s so, and 275 s on one core. `make nightly` sets 2.
 CORES = int(os.environ.get("G35_LAB_CORES", "1"))
 
 
