@@ -6,12 +6,13 @@ refused. They are taken in the order of their places and only where they are fre
 writer while it holds others.
 
 A round has SETS_AT_ONCE sets at the most, and one part for each namespace (side_by_side.py). So a namespace
-that hangs holds its own sets, and those of keys that are written there. A key whose other set cannot be read
-for SLOW_SECONDS lets go of the sets that could be read. Rounds with other namespaces go first from then on.
+that hangs holds its own sets, and those of keys that are written there. Once no directory has come for
+SLOW_SECONDS, a key lets go of those that did, and the other keys go on. From then on rounds with other
+namespaces go first.
 
 Cases that are rare and intricate are left to a `delete` of their own (`UNTRIED`): a directory in doubt, a
-mark in G4 of a key that its directory does not name, the victim of a put under way, a writer that is busy
-twice, a key that is named again. Nothing was written for these.
+mark in G4 of a key that its directory does not name, the victim of a put under way, a set that is busy twice,
+a key that is named again. Nothing was written for these.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ SETS_AT_ONCE: Final = 256
 WRITES_AT_ONCE: Final = 64
 """Under way at one namespace; fewer where a queue takes fewer of a worker."""
 PASSES: Final = 2
-"""Rounds in which a key may find the writer of a set busy."""
+"""Rounds in which a key may find a set busy."""
 
 Deleted: TypeAlias = PutRefused | Untried | bool
 """What became of a key. True: it was there; False: it was not."""
@@ -163,8 +164,10 @@ class _Round:
         self._lanes: Final = 1 + len({place[0] for place in places})
         """Parts that may have commands under way, one with reads beside one with writes."""
         self._held: Final[dict[_Place, _HeldSet]] = {}
+        self._heard_at = channel.now()
+        """When directories came last."""
         self.busy: Final[list[_Key]] = []
-        """Of which a set is being written by others."""
+        """Of which a set is being written by others, or came late."""
         self.late: Final[set[int]] = set()
         """Namespaces that were not read within SLOW_SECONDS."""
 
@@ -172,8 +175,7 @@ class _Round:
         going = self._take()
         for namespace, sets in _by_namespace(list(self._held.values())).items():
             self._parts.start(namespace, self._load(sets))
-        patience = self._channel.now() + SLOW_SECONDS
-        while len(self._parts) and self._channel.now() < patience:
+        while len(self._parts) and self._channel.now() < self._heard_at + SLOW_SECONDS:
             yield from self._parts.go_on(may_grow=True)
         unread = [key for key in going if not self._is_looked_at(key)]
         named = [each for each in self._held.values() if each.named]
@@ -182,7 +184,7 @@ class _Round:
         while len(self._parts):
             yield from self._parts.go_on(may_grow=False)
         for key in unread:
-            self._refuse_unread(key)
+            self._end_unread(key)
 
     def close(self) -> None:
         self._parts.close()
@@ -247,6 +249,8 @@ class _Round:
                     holds_writers=True,
                     came=came,
                 )
+                if came:
+                    self._heard_at = self._channel.now()
                 there = set(map(id, came))
                 for each in some:
                     each.has_come = id(each.cached) in there
@@ -287,13 +291,15 @@ class _Round:
             self._end(key)
         return True
 
-    def _refuse_unread(self, key: _Key) -> None:
-        """A set of it was not there in time. One that came since, or was not asked, says nothing."""
+    def _end_unread(self, key: _Key) -> None:
+        """A set of it was not there in time: refuse it, unless all came since, or were not asked."""
         troubles = [self._held[place].trouble for place in key.places]
         causes = [trouble for trouble in troubles if trouble is not None]
         if causes:
             worst = max(causes, key=lambda cause: cause.value)
             self._became[key.number] = PutRefused(NOT_REACHED, worst)
+        else:
+            self.busy.append(key)
 
     # -- writing ------------------------------------------------------------------------------------------
 
