@@ -494,10 +494,5 @@ class ControlFace(FileSystem):
             for key in keys:
                 self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
         became = yield from volume.delete_many(channel, keys, volume.timing.write_deadline)
-        outcomes = bytearray()
-        for one in became:
-            if isinstance(one, PutRefused):
-                outcomes.append(outcome_of(one))
-            else:
-                outcomes.append(Outcome.HIT if one else Outcome.NEVER_STORED)
-        return bytes(outcomes)
+        there = {True: Outcome.HIT, False: Outcome.NEVER_STORED}
+        return bytes(outcome_of(one) if isinstance(one, PutRefused) else there[one] for one in became)

@@ -358,3 +358,32 @@ def test_two_callers_at_once() -> None:
     for one, two in zip(*found, strict=True):
         assert {one, two} & {True} or isinstance(one, PutRefused) or isinstance(two, PutRefused)
     assert is_free(agent)
+
+
+def test_the_victim_of_a_put_under_way_goes_from_flash() -> None:
+    """It is left to a delete of its own, which writes the directory that does not name it."""
+    pool = MemoryPool((1,))
+    agent = pool.agent()
+    for number in range(64):
+        agent.put(key_of(number), b"%d" % number)
+    writing = agent.served.unnamed_writer(key_of(100), length=3)
+    assert not agent.channel.run(writing.write(agent.channel, 0, memoryview(b"100"), agent.deadline()))
+    pseudonyms = [agent.volume.placement.pseudonym(key_of(number)) for number in range(64)]
+
+    def on_flash() -> Directory:
+        return pool.directories()[0][2]
+
+    victim = next(n for n in range(64) if not agent.volume.find(sets_of(agent, n), pseudonyms[n]))
+    assert on_flash().find(pseudonyms[victim]) is not None
+    assert together(agent, [victim, 200]) == [UNTRIED, False]
+    assert ended(agent, [victim, 200]) == [False, False]
+    assert on_flash().find(pseudonyms[victim]) is None
+    writing.drop()
+    assert is_free(agent)
+
+
+def test_no_time_is_left_to_write() -> None:
+    agent = filled()
+    assert together(agent, range(KEYS), seconds=0.0) == [UNTRIED] * KEYS
+    assert is_free(agent)
+    assert agent.get(key_of(1)) == b"1"
