@@ -10,9 +10,9 @@ that hangs holds its own sets, and those of keys that are written there. Once no
 SLOW_SECONDS, a key lets go of those that did, and the other keys go on. From then on rounds with other
 namespaces go first.
 
-Rare cases are left to a `delete` of their own (`UNTRIED`), and nothing was written for these. The directory is
-in doubt, or busy twice. The key is named again in the call, or is the victim of a put under way. Or it has a
-mark in G4, and its directory does not name it.
+Rare cases are left to a `delete` of their own (`UNTRIED`), and nothing was written for these. The directory
+is in doubt, or busy twice. The key is named again in the call, or is the victim of a put under way. Or it has
+a mark in G4, and its directory does not name it.
 """
 
 from collections.abc import Sequence
