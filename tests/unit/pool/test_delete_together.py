@@ -19,10 +19,9 @@ from agent.pool.format.directory import Directory
 from agent.pool.steps import Acquire
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.side_by_side import AnyOf
-from agent.pool.write import delete_together as module
 from agent.pool.write.batch import UNTRIED
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_DELETED, NOT_REACHED
-from agent.pool.write.delete_together import delete_together
+from agent.pool.write.delete_together import SETS_AT_ONCE, delete_together
 from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of
 
 SECONDS = 5.0
@@ -305,10 +304,11 @@ def test_a_writer_that_is_busy_is_not_waited_for() -> None:
     assert is_free(agent)
 
 
-def test_rounds_of_few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SETS_AT_ONCE", 3)
-    agent = filled((5, 4), 60)
-    assert together(agent, range(60)) == [True] * 60
+def test_more_sets_than_one_round_holds() -> None:
+    agent = filled((400, 400), 200)
+    touched = {id(each) for number in range(200) for each in sets_of(agent, number)}
+    assert len(touched) > SETS_AT_ONCE
+    assert together(agent, range(200)) == [True] * 200
     assert is_free(agent)
 
 
