@@ -12,7 +12,7 @@ from typing import Final
 
 from agent.host_os.per_user_bounds import Holder
 from agent.pool.counters import MissCause
-from agent.pool.errors import BadPut
+from agent.pool.errors import BadPut, PutRefused
 from agent.pool.format.directory import KEY_BYTES
 from agent.pool.kv.get import KvReader
 from agent.pool.kv.put import KvWriter, delete_key
@@ -33,9 +33,10 @@ from agent.pool.volume.placement import Rank
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.volume import PoolVolume, Volume
 from agent.pool.write.admission import SecondUse, SecondUseWriter
-from agent.pool.write.batch import Became, write_together
+from agent.pool.write.batch import UNTRIED, Became, Untried, write_together
 from agent.pool.write.borrowed_slots import SlotLinks, write_borrowed
 from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.delete_together import Deleted, delete_together
 from agent.pool.write.name_together import UnnamedWriter, name_all
 from agent.pool.write.put import SlotWriter
 from agent.pool.write.write_back import AlreadyWaiting, BackWriter, Waiting, WriteBack
@@ -168,6 +169,27 @@ class ServedVolume(ABC):
     @abstractmethod
     def delete(self, channel: IoChannel, key: bytes, deadline: float) -> Steps[bool]:
         """Remove a key. True where it was there. Raises PutRefused where an enclosure does not answer."""
+
+    def delete_many(
+        self, channel: IoChannel, keys: Sequence[bytes], wait_seconds: float
+    ) -> Steps[list[bool | PutRefused]]:
+        """As `delete` of each, which has `wait_seconds`; why it was refused, where it was."""
+        return (yield from self._delete_each(channel, keys, [UNTRIED] * len(keys), wait_seconds))
+
+    def _delete_each(
+        self, channel: IoChannel, keys: Sequence[bytes], became: Sequence[Deleted], wait_seconds: float
+    ) -> Steps[list[bool | PutRefused]]:
+        """Delete those that were not tried, one after the other."""
+        ended: list[bool | PutRefused] = []
+        for key, one in zip(keys, became, strict=True):
+            if not isinstance(one, Untried):
+                ended.append(one)
+                continue
+            try:
+                ended.append((yield from self.delete(channel, key, channel.now() + wait_seconds)))
+            except PutRefused as refused:
+                ended.append(refused)
+        return ended
 
     @abstractmethod
     def pin(self, channel: IoChannel, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
@@ -495,6 +517,14 @@ class _InSets(ServedVolume):
         if waiting is not None and self.back is not None:
             return (yield from self.back.delete(channel, waiting, deadline))
         return (yield from delete(self._volume, channel, key, deadline))
+
+    def delete_many(
+        self, channel: IoChannel, keys: Sequence[bytes], wait_seconds: float
+    ) -> Steps[list[bool | PutRefused]]:
+        if self.back is not None or len(keys) < 2:
+            return (yield from super().delete_many(channel, keys, wait_seconds))
+        became = yield from delete_together(self._volume, channel, keys, wait_seconds)
+        return (yield from self._delete_each(channel, keys, became, wait_seconds))
 
     def replace(
         self,

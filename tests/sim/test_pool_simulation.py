@@ -42,6 +42,7 @@ def test_many_seeds(group: int, seed: int) -> None:
             assert counts[f"miss {cause}"] > 0, cause
         assert counts["hits"] > 500
         assert counts["stored of many"] > 500
+        assert counts["deleted of many"] > 100
         assert counts["checked at the end"] > 100
 
 

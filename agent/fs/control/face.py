@@ -400,12 +400,11 @@ class ControlFace(FileSystem):
             return b""
         outcomes = bytearray()
         channel.gives_way()
+        if operation is Operation.DELETE:
+            return (yield from self._delete(volume, channel, request.keys))
         for key in request.keys:
             deadline = channel.now() + volume.timing.write_deadline
-            if operation is Operation.PIN:
-                outcomes.append((yield from self._pin(volume, channel, key, request.ttl_seconds, deadline)))
-            else:
-                outcomes.append((yield from self._delete(volume, channel, key, deadline)))
+            outcomes.append((yield from self._pin(volume, channel, key, request.ttl_seconds, deadline)))
         return bytes(outcomes)
 
     def _bind(self, session: ControlSession, volume: ServedVolume, request: Request) -> bytes:
@@ -490,11 +489,10 @@ class ControlFace(FileSystem):
             return Outcome.NEVER_STORED
         return Outcome.HIT if pinned else Outcome.REFUSED
 
-    def _delete(self, volume: ServedVolume, channel: IoChannel, key: bytes, deadline: float) -> Steps[int]:
+    def _delete(self, volume: ServedVolume, channel: IoChannel, keys: Sequence[bytes]) -> Steps[bytes]:
         if self._prestage is not None:
-            self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
-        try:
-            there = yield from volume.delete(channel, key, deadline)
-        except PutRefused as refused:
-            return outcome_of(refused)
-        return Outcome.HIT if there else Outcome.NEVER_STORED
+            for key in keys:
+                self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
+        became = yield from volume.delete_many(channel, keys, volume.timing.write_deadline)
+        there = {True: Outcome.HIT, False: Outcome.NEVER_STORED}
+        return bytes(outcome_of(one) if isinstance(one, PutRefused) else there[one] for one in became)

@@ -14,6 +14,7 @@ PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 
 NOT_REACHED: Final = "an enclosure that may hold the key does not answer"
 WRITTEN_ALL_THE_TIME: Final = "the directory is being written all the time"
+NOT_DELETED: Final = "the enclosure did not delete it"
 MAY_LAND: Final = "a write of the key was not answered and may still land"
 
 
@@ -82,7 +83,7 @@ def _delete(
             if cause is not None:
                 faults.append(cause)
         if faults:
-            raise PutRefused("the enclosure did not delete it", faults[0])
+            raise PutRefused(NOT_DELETED, faults[0])
         if volume.below is not None:
             volume.removed_marks.note(pseudonym, marks, channel.now(), generations=generations)
         channel.tally(volume.settings.name).deletes += bool(erased) or was_below

@@ -22,7 +22,7 @@ from agent.pool.counters import MissCause
 from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry
 from agent.pool.format.sealed_slot import HEADER_BYTES
 from agent.pool.late_answers import wait_for
-from agent.pool.steps import Acquire, IoChannel, Pending, Steps
+from agent.pool.steps import Acquire, IoChannel, Pending, Steps, Write
 from agent.pool.volume.directory_cache import COOLDOWN_SECONDS, CachedSet
 from agent.pool.volume.volume import Found, Volume
 from agent.pool.volume.writable_directory import load_writable, prove
@@ -216,13 +216,22 @@ class HeaderErase:
                     self._cooling_before[slot] = cached.cooldown_until.get(slot, 0.0)
                     cached.cooldown_until[slot] = until
 
-    def send(self) -> None:
-        """Send the zeros; `end` waits for them."""
+    @property
+    def slots(self) -> Collection[int]:
+        """Those that named the key."""
+        return self._cooling_before
+
+    def zeros(self) -> list[Write]:
+        """What erases the headers."""
         cached, volume = self._cached, self._volume
-        self._writes += [
-            self._channel.write(cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
+        return [
+            (cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
             for slot in self._cooling_before
         ]
+
+    def send(self) -> None:
+        """Send the zeros; `end` waits for them."""
+        self._writes += [self._channel.write(*write) for write in self.zeros()]
 
     def end(self, deadline: float) -> Steps[MissCause | None]:
         """None once all that was sent is on flash; otherwise why that is not known."""
@@ -230,13 +239,17 @@ class HeaderErase:
         for pending in self._writes:
             cause = yield from wait_for(self._channel, pending, deadline)
             failure = failure or cause
+        self.settle(failure)
+        return failure
+
+    def settle(self, failure: MissCause | None) -> None:
+        """All that was sent has ended. `failure`: why it may not be on flash."""
         if failure is None:
             self.restore()
         else:
             self._cached.write_failed()
             for slot in self._cooling_before:
                 self._cached.cool_down(slot, self._channel.now())
-        return failure
 
     def restore(self) -> None:
         """Nothing of it is under way: the slots cool down no longer than before."""

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 from agent.pool.errors import PutRefused
 from agent.pool.maintenance.replication import work_off
 from agent.pool.maintenance.scrub import Scrubber, ScrubCounters, look_into_reports
-from agent.pool.write.delete_and_pin import delete
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep
 from tests.support.pool.memory_pool import SUITES, key_of, volume_settings
-from tests.support.sim.pool_simulation import WRITE_DEADLINE, PoolSimulation, SimAgent, Steps, Wrong
+from tests.support.sim.pool_simulation import PoolSimulation, SimAgent, Steps, Wrong
 
 
 class CopiesSimulation(PoolSimulation):
@@ -68,7 +68,7 @@ class CopiesSimulation(PoolSimulation):
         while not self.over:
             yield Sleep(channel.now() + rng.expovariate(1 / 0.03))
             number = self.last_put if rng.random() < 0.7 else rng.randrange(self.keys)
-            yield from self._delete(agent, channel, number)
+            yield from self._delete(agent, channel, self._with_others(number, rng))
             for _ in range(rng.randrange(3)):
                 yield Sleep(channel.now() + rng.expovariate(1 / 0.01))
                 yield from self._get(agent, channel, number, rng)
@@ -104,18 +104,18 @@ class CopiesSimulation(PoolSimulation):
     def _put_ends(self, number: int, *, refused: bool) -> None:
         self.put_ended[number] += not refused
 
-    def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
-        self.acknowledged.pop(number, None)
-        self.deletes_begun[number] += 1
-        begun, all_ended = self.put_begun[number], self.put_ended[number] == self.put_begun[number]
-        try:
-            yield from delete(agent.volume, channel, key_of(number), channel.now() + WRITE_DEADLINE)
-            if all_ended and begun == self.put_begun[number] and self.agents_count == 1:
-                self.gone[number] = begun
-        except PutRefused:
-            self.counts["delete refused"] += 1
-        self.acknowledged.pop(number, None)
-        self.deletes_begun[number] += 1
+    def _delete(self, agent: SimAgent, channel: SimChannel, numbers: Sequence[int]) -> Steps:
+        settled = {
+            number: self.put_begun[number]
+            for number in numbers
+            if self.put_ended[number] == self.put_begun[number]
+        }
+        became = yield from super()._delete(agent, channel, numbers)
+        for number, one in zip(numbers, became, strict=True):
+            if isinstance(one, PutRefused) or self.agents_count != 1:
+                continue
+            if settled.get(number, -1) == self.put_begun[number]:
+                self.gone[number] = self.put_begun[number]
 
     def _is_gone(self, agent: SimAgent, number: int) -> bool:
         if self.gone.get(number, -1) != self.put_begun[number]:

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.pool.access import serve
 from agent.pool.counters import MissCause, Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.read.batch import PART_BYTES, read_together
@@ -30,7 +31,7 @@ from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCach
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
 from agent.pool.write.batch import Untried, write_together
-from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.delete_and_pin import pin
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep, StepScheduler
@@ -92,6 +93,8 @@ class PoolSimulation:
         self.stored: dict[int, set[bytes]] = {}
         self.acknowledged: dict[int, bytes] = {}
         self.deletes_begun: Counter[int] = Counter()
+        self.being_deleted: Counter[int] = Counter()
+        """Deletes under way, of many keys perhaps: any put that ends meanwhile may be what they remove."""
         self.counts: Counter[str] = Counter()
         self.lost_between_agents = 0
         self.over = False
@@ -128,7 +131,7 @@ class PoolSimulation:
             elif what == "put":
                 yield from self._put(agent, channel, number, rng)
             elif what == "delete":
-                yield from self._delete(agent, channel, number)
+                yield from self._delete(agent, channel, self._with_others(number, rng))
             elif what == "get many":
                 yield from self._get_many(agent, channel, rng)
             elif what == "put many":
@@ -219,20 +222,32 @@ class PoolSimulation:
 
     def _note_stored(self, number: int, value: bytes, *, forgets: bool) -> None:
         self.counts["stored"] += 1
-        if forgets:
+        if forgets or self.being_deleted[number]:
             self.acknowledged.pop(number, None)
         else:
             self.acknowledged[number] = value
 
-    def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
-        self.acknowledged.pop(number, None)
-        self.deletes_begun[number] += 1
+    def _with_others(self, number: int, rng: random.Random) -> list[int]:
+        """The keys of one delete: mostly this one alone, or some more, one of them perhaps twice."""
+        more = rng.choice([0, 0, 0, 1, 5, 12])
+        return [number, *(rng.randrange(self.keys) for _ in range(more))]
+
+    def _delete(self, agent: SimAgent, channel: SimChannel, numbers: Sequence[int]) -> Steps:
+        for number in numbers:
+            self.acknowledged.pop(number, None)
+            self.deletes_begun[number] += 1
+        self.being_deleted.update(numbers)
+        keys = [key_of(number) for number in numbers]
         try:
-            yield from delete(agent.volume, channel, key_of(number), channel.now() + WRITE_DEADLINE)
-        except PutRefused:
-            self.counts["delete refused"] += 1
-        self.acknowledged.pop(number, None)
-        self.deletes_begun[number] += 1
+            became = yield from serve(agent.volume).delete_many(channel, keys, WRITE_DEADLINE)
+        finally:
+            self.being_deleted.subtract(numbers)
+        for number, one in zip(numbers, became, strict=True):
+            self.counts["delete refused"] += isinstance(one, PutRefused)
+            self.counts["deleted of many"] += len(numbers) > 1 and one is True
+            self.acknowledged.pop(number, None)
+            self.deletes_begun[number] += 1
+        return became
 
     def _get(self, agent: SimAgent, channel: SimChannel, number: int, rng: random.Random) -> Steps:
         expected = self.acknowledged.get(number)

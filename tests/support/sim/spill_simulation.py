@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from agent.pool.access import serve
 from agent.pool.errors import PutRefused
 from agent.pool.read.get import SlotReader
 from agent.pool.volume.removed_marks import LOOKS
-from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.delete_and_pin import pin
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel, SimNamespace
 from agent.sim.seeded_scheduler import Sleep
@@ -135,7 +137,7 @@ class SpillSimulation(PoolSimulation):
             yield Sleep(channel.now() + rng.expovariate(1 / 0.008))
             # Some keys are asked for all the time, others are new most of the time.
             number = rng.randrange(self.keys) if rng.random() < 0.6 else rng.randrange(self.keys // 6)
-            what = rng.choices(["get", "put", "delete", "pin"], [40, 50, 4, 1])[0]
+            what = rng.choices(["get", "put", "delete", "pin"], [40, 50, 2, 1])[0]
             self.counts[what] += 1
             if what == "get":
                 if not (yield from self._get(agent, channel, number, rng)) and rng.random() < 0.7:
@@ -143,7 +145,9 @@ class SpillSimulation(PoolSimulation):
             elif what == "put":
                 yield from self._put(agent, channel, number, rng)
             elif what == "delete":
-                yield from self._delete(agent, channel, number)
+                more = rng.choice([0, 1, 3])
+                others = [rng.randrange(self.keys) for _ in range(more)]
+                yield from self._delete(agent, channel, [number, *others])
             else:
                 until, deadline = int(channel.wall()) + 1, channel.now() + WRITE_DEADLINE
                 yield from pin(agent.volume, channel, key_of(number), until, deadline)
@@ -207,22 +211,30 @@ class SpillSimulation(PoolSimulation):
             self.counts["stored"] += 1
             self.over_values[number].add(value)
             self._end(agent, number, before, deleted=False)
-            if deletes != self.deletes_begun[number]:
+            if deletes != self.deletes_begun[number] or self.being_deleted[number]:
                 self.acknowledged.pop(number, None)
             else:
                 self.acknowledged[number] = value
 
-    def _delete(self, agent: SimAgent, channel: SimChannel, number: int) -> Steps:
-        before = set(self.over_values[number])
-        self.acknowledged.pop(number, None)
-        self.deletes_begun[number] += 1
+    def _delete(self, agent: SimAgent, channel: SimChannel, numbers: Sequence[int]) -> Steps:
+        before = [set(self.over_values[number]) for number in numbers]
+        for number in numbers:
+            self.acknowledged.pop(number, None)
+            self.deletes_begun[number] += 1
+        self.being_deleted.update(numbers)
+        keys = [key_of(number) for number in numbers]
         try:
-            yield from delete(agent.volume, channel, key_of(number), channel.now() + WRITE_DEADLINE)
-            self._end(agent, number, before, deleted=True)
-        except PutRefused:
-            self.counts["delete refused"] += 1
-        self.acknowledged.pop(number, None)
-        self.deletes_begun[number] += 1
+            became = yield from serve(agent.volume).delete_many(channel, keys, WRITE_DEADLINE)
+        finally:
+            self.being_deleted.subtract(numbers)
+        for number, values, one in zip(numbers, before, became, strict=True):
+            if isinstance(one, PutRefused):
+                self.counts["delete refused"] += 1
+            else:
+                self._end(agent, number, values, deleted=True)
+            self.counts["deleted of many"] += len(numbers) > 1 and one is True
+            self.acknowledged.pop(number, None)
+            self.deletes_begun[number] += 1
 
     def _end(self, agent: SimAgent, number: int, values: set[bytes], *, deleted: bool) -> None:
         ended = self.ended[number]

@@ -7,7 +7,6 @@ holds anything.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from agent.inline.secrets import SecretKey
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import is_under
@@ -29,7 +29,6 @@ from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Keys, TenantShare, Volume
 from agent.pool.write.batch import UNTRIED, write_together
-from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import SlotWriter
 from agent.sim.faulty_flash import SimChannel
 from agent.sim.seeded_scheduler import Sleep, Task
@@ -52,7 +51,7 @@ class Batches(Race):
         self.keys = keys
         self.ends = self.scheduler.now + 5.0
         self.deletes_begun: dict[int, int] = {}
-        self.stored_count = self.served_count = self.untried = 0
+        self.stored_count = self.served_count = self.untried = self.deleted_count = 0
         self.ack_is_good: Callable[[Volume, bytes], bool] = lambda volume, key: True
         self.may_serve: Callable[[float], bool] = lambda began: True
         self.longest = 0.0
@@ -77,7 +76,7 @@ class Batches(Race):
             elif what == "get":
                 yield from self.get_many(volume, channel, numbers)
             else:
-                yield from self.delete_one(volume, channel, numbers[0])
+                yield from self.delete_many(volume, channel, numbers[: rng.choice([1, BATCH])])
             self.longest = max(self.longest, channel.now() - began)
             assert not channel.unsettled(), "a command is under way in the worker's buffers"
 
@@ -127,13 +126,16 @@ class Batches(Race):
             if not self.may_serve(began):
                 self.wrong.append(f"key {number} was served")
 
-    def delete_one(self, volume: Volume, channel: SimChannel, number: int) -> Steps:
-        self.deletes_begun[number] = self.deletes_begun.get(number, 0) + 1
-        self.acknowledged.pop(key_of(number), None)
-        with contextlib.suppress(PutRefused):
-            yield from delete(volume, channel, key_of(number), channel.now() + WRITE_SECONDS)
-        self.acknowledged.pop(key_of(number), None)
-        self.deletes_begun[number] += 1
+    def delete_many(self, volume: Volume, channel: SimChannel, numbers: list[int]) -> Steps:
+        for number in numbers:
+            self.deletes_begun[number] = self.deletes_begun.get(number, 0) + 1
+            self.acknowledged.pop(key_of(number), None)
+        keys = [key_of(number) for number in numbers]
+        became = yield from serve(volume).delete_many(channel, keys, WRITE_SECONDS)
+        self.deleted_count += became.count(True)
+        for number in numbers:
+            self.acknowledged.pop(key_of(number), None)
+            self.deletes_begun[number] += 1
 
     def kill_one(self, at: float) -> None:
         """A worker's call breaks off, as by an interrupt."""

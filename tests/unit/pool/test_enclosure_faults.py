@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent.pool.access import serve
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.read.get import SlotReader
@@ -88,11 +89,30 @@ def _operations(bench: Bench) -> dict[str, Callable[[], Steps]]:
         "put whole": lambda: bench.put(OTHER, 2),
         "put in pieces": lambda: bench.put(OTHER, 2, pieces=4),
         "delete": lambda: delete(bench.volume, bench.channel, key_of(1), bench.deadline()),
+        "delete many": lambda: _first_of_many(bench),
         "pin": lambda: pin(bench.open(), bench.channel, key_of(1), 1 << 31, bench.deadline()),
     }
 
 
-NAMES = ("get cold", "get warm", "get in ranges", "lookup", "put whole", "put in pieces", "delete", "pin")
+NAMES = (
+    "get cold",
+    "get warm",
+    "get in ranges",
+    "lookup",
+    "put whole",
+    "put in pieces",
+    "delete",
+    "delete many",
+    "pin",
+)
+
+
+def _first_of_many(bench: Bench) -> Steps:
+    keys = [key_of(1), key_of(2), key_of(3)]
+    became = yield from serve(bench.volume).delete_many(bench.channel, keys, 1.0)
+    if isinstance(became[0], PutRefused):
+        raise became[0]
+    return became[0]
 
 
 def with_fault(steps: Steps, at_wait: int, begin: Callable[[], None]) -> Steps:
@@ -152,7 +172,7 @@ def test_a_fault_at_every_step(name: str, fault: str) -> None:
             except PutRefused as refused:
                 result = refused
             took = bench.scheduler.now - began
-            calls = 5 if "pieces" in name else 1
+            calls = 5 if "pieces" in name or "many" in name else 1
             assert took <= SECONDS.get(name, calls * 1.0) + 1e-6, f"{name}, {fault} at {at_wait}: {took} s"
             _check_result(name, result)
             assert not bench.channel.unsettled(), f"{name}, {fault} at {at_wait}: left under way"
@@ -168,7 +188,7 @@ def test_a_fault_at_every_step(name: str, fault: str) -> None:
 def _check_result(name: str, result: Any) -> None:
     if name.startswith("get"):
         assert isinstance(result, MissCause) or result == VALUE
-    elif name.startswith("put") or name == "delete":
+    elif name.startswith(("put", "delete")):
         assert isinstance(result, PutRefused) or result is True
     elif name == "pin":
         assert result in (True, None)
@@ -180,7 +200,7 @@ def _heals(bench: Bench, sick: SimNamespace, name: str, result: Any) -> None:
     sick.wake(bench.scheduler)
     bench.scheduler.now += 100
     for volume in (bench.volume, bench.open()):
-        if name != "delete":
+        if not name.startswith("delete"):
             assert bench.scheduler.finish(bench.get(volume)) == VALUE
         elif result is True:
             assert isinstance(bench.scheduler.finish(bench.get(volume)), MissCause)
