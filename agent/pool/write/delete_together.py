@@ -12,7 +12,7 @@ namespaces go first.
 
 Rare cases are left to a `delete` of their own (`UNTRIED`), and nothing was written for these. The directory
 is in doubt, or busy twice. The key is named again in the call, or is the victim of a put under way. Or it has
-a mark in G4, and its directory does not name it.
+a mark in G4, and its directory does not name it. Or enclosures join the pool meanwhile.
 """
 
 from collections.abc import Sequence
@@ -97,11 +97,14 @@ def delete_together(
     For a volume none of whose values waits in memory.
     """
     became: list[Deleted] = [UNTRIED] * len(keys)
+    placement, before = volume.placement, volume.old_placement
     left = _distinct(volume, keys)
     late: set[int] = set()
     for _ in range(PASSES):
         busy: list[_Key] = []
         while left:
+            if volume.placement is not placement or volume.old_placement is not before:
+                return became  # a key may have been moved from the sets that were found for it
             if late:
                 left.sort(key=lambda key: any(place[0] in late for place in key.places))
             some, left = _of_one_round(left)

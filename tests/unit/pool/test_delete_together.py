@@ -6,7 +6,7 @@ The oracle is `delete` itself: the same pool is played twice, by one call for ma
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import pytest
@@ -309,6 +309,29 @@ def test_more_sets_than_one_round_holds() -> None:
     touched = {id(each) for number in range(200) for each in sets_of(agent, number)}
     assert len(touched) > SETS_AT_ONCE
     assert together(agent, range(200)) == [True] * 200
+    assert is_free(agent)
+
+
+def test_enclosures_that_join_between_rounds() -> None:
+    """Keys may have been moved since their sets were found: those of later rounds are left."""
+    agent = filled((400, 400), 200)
+    for medium in agent.channel.namespaces:
+        medium.slow = 0.001
+
+    def joined() -> Generator[Any, Any, list[Any]]:
+        steps = delete_together(agent.volume, agent.channel, [key_of(n) for n in range(200)], SECONDS)
+        answer = None
+        try:
+            while True:
+                answer = yield steps.send(answer)
+                agent.volume.old_placement = agent.volume.placement
+        except StopIteration as end:
+            return list(end.value)
+
+    became = agent.channel.run(joined())
+    assert set(became) == {True, UNTRIED}
+    gone = [agent.get(key_of(number)) != b"%d" % number for number in range(200)]
+    assert gone == [one is True for one in became]
     assert is_free(agent)
 
 
