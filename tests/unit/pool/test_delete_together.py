@@ -19,6 +19,7 @@ from agent.pool.format.directory import Directory
 from agent.pool.steps import Acquire
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.side_by_side import AnyOf
+from agent.pool.volume.volume import Layout
 from agent.pool.write.batch import UNTRIED
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_DELETED, NOT_REACHED
 from agent.pool.write.delete_together import SETS_AT_ONCE, delete_together
@@ -324,7 +325,8 @@ def test_enclosures_that_join_between_rounds() -> None:
         try:
             while True:
                 answer = yield steps.send(answer)
-                agent.volume.old_placement = agent.volume.placement
+                volume = agent.volume
+                volume.change(layout=Layout(volume.settings, volume.placement, volume.placement))
         except StopIteration as end:
             return list(end.value)
 
