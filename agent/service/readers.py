@@ -110,6 +110,15 @@ def why_alone(configuration: Configuration) -> str:
     return ", ".join(reason for reason, holds in reasons.items() if holds)
 
 
+def alone_though_asked(configuration: Configuration) -> str:
+    """That an agent is one process, and why, where `processes` asks for several; empty where nobody is told.
+
+    It looks at /dev/fuse as the caller's user."""
+    asked = configuration.agent.processes
+    why = why_alone(configuration) if asked > 1 else ""
+    return why and f"this agent is one process, not {asked}: {why}"
+
+
 def folder_of(mount: Path, number: int) -> Path:
     """Where a reader of an agent is mounted."""
     return mount / ".g35" / f"{PROCESS_FOLDER}{number}"
