@@ -82,8 +82,8 @@ class PcapWriter:
 class TappedLink:
     """A `Link` round another, which it closes. Raises OSError where the file cannot be made.
 
-    Where it can be written no longer (a full disk), or is as large as it may be, the capture ends there, which
-    is logged; packets go on. The close logs how many had no room.
+    Where it can be written no longer (a full disk), or is as large as it may be, the capture ends there.
+    That is logged; packets go on. The close logs how many packets had no room.
     """
 
     def __init__(self, link: Link, path: Path, *, max_bytes: int = DEFAULT_FILE_BYTES) -> None:

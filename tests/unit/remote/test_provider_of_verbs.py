@@ -14,7 +14,6 @@ from nvmeof.transport.base import VerbsChoice
 from nvmeof.transport.rdma import open_controller
 from nvmeof.transport.verbs_provider import VerbsUnavailable
 
-
 PROVIDER = "emulator.roce.pyverbs"
 PATH = {"name": "a", "address": "127.0.0.1", "port": 4420}
 

@@ -159,10 +159,15 @@ def test_the_check_counts_local_devices(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("processes", "said"), [(4, "this agent is one process, not 4: there is a [[local]] table"), (1, ""), (0, "")]
+    ("processes", "said"),
+    [(4, "this agent is one process, not 4: there is a [[local]] table"), (1, ""), (0, "")],
 )
 def test_the_check_tells_of_processes_that_the_agent_cannot_have(
-    processes: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    processes: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(16)))
