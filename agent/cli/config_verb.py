@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.config.configuration import load_configuration, reference_markdown
-from agent.service.readers import alone_though_asked
+from agent.service.why_alone import alone_though_asked
 
 _INSTALLED = "/opt/g35/bin/"
 """Where the units look for g35, unless they are printed for another environment."""

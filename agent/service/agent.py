@@ -47,12 +47,13 @@ from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProberThread
 from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, make_doors
 from agent.service.queue_plan import QueuePlan
-from agent.service.readers import Readers, alone_though_asked, why_alone
+from agent.service.readers import Readers
 from agent.service.repair import Repair
 from agent.service.slot_lender import FabricFence, SlotLender, links_of
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
+from agent.service.why_alone import alone_though_asked, why_alone
 from agent.service.worker_channels import with_short_waits
 from agent.spill.tier import SpillTier
 from agent.telemetry import snapshot
