@@ -59,6 +59,7 @@ def test_a_whole_value_has_ended(ends: tuple[GuestWords, GuestWords]) -> None:
     assert not first.may_have_ended(5 + OUTCOMES, 77), "it was a miss"
 
 
+@pytest.mark.interpreted
 def test_an_outcome_is_never_seen_before_its_length(
     ends: tuple[GuestWords, GuestWords], monkeypatch: pytest.MonkeyPatch
 ) -> None:
