@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from agent.config.configuration import load_configuration, reference_markdown
+from agent.service.why_alone import alone_though_asked
 
 _INSTALLED = "/opt/g35/bin/"
 """Where the units look for g35, unless they are printed for another environment."""
@@ -36,6 +37,8 @@ def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
         f"volumes: {len(configuration.volumes)}, "
         f"virtio-fs devices: {len(configuration.virtiofs)}"
     )
+    if said := alone_though_asked(configuration):
+        print(f"{file}: {said}")
 
 
 @app.command()

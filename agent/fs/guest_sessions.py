@@ -12,6 +12,12 @@ each get goes the other way:
 4. Who asks the first process for the outcome has what was told. A READ behind a value that was served whole
    is its end, whatever is stored under the key by then.
 
+Each word is written and read whole. What a process writes here before the guest has an answer, any process
+sees that has the guest's next request. The rings order that: one fence before the index that completes a
+request, one behind the index by which the next is found (agent/fs/virtiofs/device_queue.py). So do messages
+between processes. A request that the guest sends without waiting may meet an outcome as it is told. For
+that, length and outcome have a fence of their own between them, on both sides.
+
     0      is live        u64    1: the guest has said INIT
     8      versions       u64 x 256, of sessions by their handle
     4096   outcomes       u64 x 4096, of gets by the serial of their binding: serial << 8 | outcome
@@ -26,6 +32,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from agent.host_os.shared_memory import shared_memory
+from agent.virtio.memory_barrier import ordering_fence
 
 VERSIONS: Final = 256
 """A power of two: what stands above the lowest bits of a guest's handle does not matter."""
@@ -88,6 +95,7 @@ class GuestWords:
     def tell(self, serial: int, outcome: int, length: int = 0) -> None:
         """What became of the get of a binding, of a whole value; before the guest has its answer."""
         self._lengths[serial % OUTCOMES] = length
+        ordering_fence()
         self._outcomes[serial % OUTCOMES] = serial << _OUTCOME_BITS | outcome
 
     def outcome_of(self, serial: int, unknown: int = -1) -> int:
@@ -98,7 +106,10 @@ class GuestWords:
     def ended_before(self, serial: int, within: int) -> bool:
         """Whether a reader has served the whole value of this binding, which ends before that byte. What is
         stored under its key by now may be longer, and is no part of what was served."""
-        return self.outcome_of(serial) >= 0 and 0 < self._lengths[serial % OUTCOMES] <= within
+        if self.outcome_of(serial) < 0:
+            return False
+        ordering_fence()
+        return 0 < self._lengths[serial % OUTCOMES] <= within
 
     def may_have_ended(self, serial: int, within: int) -> bool:
         """The same as far as is known: a later binding may have the place of this one."""

@@ -47,13 +47,14 @@ from agent.remote.fabric import Fabric
 from agent.remote.path_prober import PathProberThread
 from agent.service.doors import GUEST_DOORS, QUERY_DOOR, S3_DOOR, Doors, Shown, make_doors
 from agent.service.queue_plan import QueuePlan
-from agent.service.readers import Readers, why_alone
+from agent.service.readers import Readers
 from agent.service.repair import Repair
 from agent.service.slot_lender import FabricFence, SlotLender, links_of
-from agent.service.slot_links import with_short_waits
 from agent.service.upkeep import Upkeep
 from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
+from agent.service.why_alone import alone_though_asked, why_alone
+from agent.service.worker_channels import with_short_waits
 from agent.spill.tier import SpillTier
 from agent.telemetry import snapshot
 from agent.tenancy.limits import TenantLimits
@@ -221,10 +222,10 @@ class Agent:
         settings = self.configuration.agent
         if settings.process_count == 1:
             return None, None
-        if why := why_alone(self.configuration):
-            if settings.processes:
-                log.warning("this agent is one process, not %d: %s", settings.processes, why)
-                self.not_served["processes"] = f"one process serves: {why}"
+        if said := alone_though_asked(self.configuration):
+            log.warning("%s", said)
+            self.not_served["processes"] = said
+        if why_alone(self.configuration):
             return None, None
         descriptor = shared_versions()
         return Readers(self.configuration, descriptor), SetVersions(descriptor, is_writer=True)

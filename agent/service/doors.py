@@ -50,6 +50,7 @@ from agent.pool.volume.volume import PoolVolume
 from agent.remote.channel import WorkerChannel, current_channel
 from agent.remote.long_waits import LongWaits
 from agent.service.queue_plan import QueuePlan, process_of
+from agent.service.worker_channels import with_waits
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
 
@@ -122,7 +123,12 @@ def make_doors(
             tree,
             settings.mount,
             settings.workers,
-            _workers_of_door(waits, queues.workers, take_channel, may_park=parked is not None, roster=roster),
+            with_waits(
+                lambda number: take_channel(queues.workers[number]),
+                waits,
+                roster,
+                may_park=parked is not None,
+            ),
             MountOptions(allow_other=settings.allow_other or None),
             shown.after_reply,
             parked,
@@ -241,26 +247,6 @@ def _shared_face(
     )
 
 
-def _workers_of_door(
-    waits: LongWaits,
-    ids: range,
-    take_channel: Callable[[int], WorkerChannel],
-    *,
-    may_park: bool = False,
-    roster: Roster | None = None,
-) -> Callable[[int], WorkerChannel]:
-    """Makes the channel of each worker of one door, by its number. `ids`: their I/O queue ids."""
-
-    def taken(number: int) -> WorkerChannel:
-        channel = take_channel(ids[number])
-        channel.share_waits(waits, may_park=may_park)
-        if roster is not None:
-            channel.duty = roster.workers[number]
-        return channel
-
-    return taken
-
-
 def _guest_door(
     configuration: Configuration,
     number: int,
@@ -294,7 +280,7 @@ def _guest_door(
         tree,
         wish.socket,
         len(ids),
-        _workers_of_door(waits, ids, take_channel),
+        with_waits(lambda number: take_channel(ids[number]), waits),
         sealed_memory=wish.sealed_memory,
         books=books,
         name=f"{GUEST_DOORS}{number}",

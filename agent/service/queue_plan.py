@@ -8,8 +8,8 @@ from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.pool.prestage.prefetcher import THREADS as PRESTAGE_THREADS
 from agent.remote.fabric import Fabric
-from agent.service.readers import why_alone
 from agent.service.slot_lender import links_of
+from agent.service.why_alone import why_alone
 
 log = logging.getLogger(__name__)
 

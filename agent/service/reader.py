@@ -53,8 +53,9 @@ from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
 from agent.service.queue_plan import granted_workers, queues_at
 from agent.service.reader_link import Links, Order, Report, encode_report
-from agent.service.slot_links import BorrowedLinks, with_short_waits
+from agent.service.slot_links import BorrowedLinks
 from agent.service.upkeep import Duties
+from agent.service.worker_channels import with_short_waits
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
 

@@ -14,21 +14,16 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from agent.host_os.workers_on_duty import STUCK_SECONDS, Roster, WorkerOnDuty
+from agent.host_os.workers_on_duty import STUCK_SECONDS, WorkerOnDuty
 from agent.pool.errors import PutElsewhere
 from agent.pool.write.borrowed_slots import SlotLink
 from agent.pool.write.slot_messages import MESSAGE_BYTES_MAX
-from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
-from agent.remote.long_waits import LongWaits
 
 TAKE_SECONDS: Final = 0.1
 """For a link that is in use; then the first process stores the values itself."""
 ANSWER_SECONDS: Final = 30.0
 """For an answer, beyond the time of a put: so long the other process waits for enclosures."""
-SHORT_WAIT_SECONDS: Final = 1.0
-"""Of a call that is not patient, for an enclosure that answers nobody. On a machine that is busy one that is
-well may say nothing for a quarter of that: then all values of a batch were refused."""
 _TIMEVAL: Final = struct.Struct("@ll")
 """Seconds and microseconds; of zero the kernel makes no limit."""
 
@@ -137,20 +132,3 @@ def limit_waits(link: socket.socket, seconds: float) -> None:
     limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         link.setsockopt(socket.SOL_SOCKET, option, limit)
-
-
-def with_short_waits(
-    take: Callable[[int], WorkerChannel], read_deadline: float, roster: Roster | None = None
-) -> Callable[[int], WorkerChannel]:
-    """`take`, for threads at both ends of links: for a call that is not patient they wait shortly. `roster`:
-    of the door whose workers they are."""
-    waits = LongWaits(0, max(read_deadline, SHORT_WAIT_SECONDS))
-
-    def taken(number: int) -> WorkerChannel:
-        channel = take(number)
-        channel.share_waits(waits)
-        if roster is not None:
-            channel.duty = roster.workers[number]
-        return channel
-
-    return taken

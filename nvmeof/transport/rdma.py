@@ -94,9 +94,11 @@ def open_controller(
     address: str, port: int, *names: Any, verbs: VerbsChoice, **options: Any
 ) -> AbstractAsyncContextManager[Controller]:
     """See `controller.opened`, which takes the other arguments. Also raises `VerbsUnavailable`."""
+    # Here, before any deadline runs: the first import of a provider takes a slow machine seconds.
+    provider = load_verbs(verbs.provider)
 
     async def connect(where: Address, deadline: float) -> RdmaAdminLink:
-        link = RdmaLink(verbs, load_verbs(verbs.provider))
+        link = RdmaLink(verbs, provider)
         with closing(link_up(link, where, 0, 0, ADMIN_QUEUE_DEPTH - 1, 0, deadline)) as steps:
             while True:
                 try:

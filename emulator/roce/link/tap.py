@@ -82,15 +82,16 @@ class PcapWriter:
 class TappedLink:
     """A `Link` round another, which it closes. Raises OSError where the file cannot be made.
 
-    Where it can be written no longer (a full disk), the capture ends there, which is logged; packets go on.
+    Where it can be written no longer (a full disk), or is as large as it may be, the capture ends there.
+    That is logged; packets go on. The close logs how many packets had no room.
     """
 
-    def __init__(self, link: Link, path: Path) -> None:
+    def __init__(self, link: Link, path: Path, *, max_bytes: int = DEFAULT_FILE_BYTES) -> None:
         self._link = link
         self._path = path
         self._has_ended = False
         self._file = path.open("wb", buffering=BUFFER_BYTES)
-        self._writer = PcapWriter(self._file)
+        self._writer = PcapWriter(self._file, max_bytes=max_bytes)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._link, name)
@@ -120,6 +121,8 @@ class TappedLink:
             self._file.close()
         except OSError as why:
             self._end(why)
+        if self._writer.left_out:
+            log.warning("the capture %s leaves %d later packets out", self._path, self._writer.left_out)
 
     def _end(self, why: OSError) -> None:
         if not self._has_ended:
@@ -133,7 +136,10 @@ class TappedLink:
         now = time.time()
         peer = destination.ip if source.ip == self._link.address.ip else source.ip
         numbered = self._link.numbers_segments(peer)
+        had_room = not self._writer.left_out
         try:
             self._writer.write_burst(flow, data, segment_size, now, numbered=numbered)
         except OSError as why:
             self._end(why)
+        if had_room and self._writer.left_out:
+            log.warning("the capture %s is full and ends here, packets go on", self._path)

@@ -57,7 +57,10 @@ def takes_single() -> bool:
     return len(os.sched_getaffinity(0)) >= 2 * CORES_OF_PROCESS
 
 
-@pytest.mark.skipif(takes_single(), reason="readers take single values here")
+@pytest.mark.skipif(
+    takes_single(),
+    reason=f"{2 * CORES_OF_PROCESS} or more processors: readers take single values (fewer: taskset -c 0,1)",
+)
 def test_on_few_cores_single_values_go_to_the_first(pool: PoolUp) -> None:
     refused = pytest.raises(OSError, match=os.strerror(errno.EREMOTE))
     with Pool(each_mount(pool)[1]) as own, refused:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from emulator.roce.link.base import LinkCounters
-from emulator.roce.link.tap import TappedLink
+from emulator.roce.link.tap import FILE_HEADER, RECORD_HEADER, TappedLink
 from emulator.roce.link.udp import MAX_BACKLOG, UdpLink, interface_mtu
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 from tests.support.needs import needs_ipv6
@@ -253,6 +253,27 @@ def test_a_capture_that_cannot_be_written_ends_and_packets_go_on(
     tapped.close()
     assert tapped.fileno() == -1
     assert len(caplog.records) == 1
+
+
+def test_a_full_capture_says_where_it_ends_and_how_many_packets_it_leaves_out(
+    links: tuple[UdpLink, UdpLink],
+    tmp_path: Path,
+    expects_log: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    capture = tmp_path / "tap.pcap"
+    expects_log(
+        f"the capture {capture} is full and ends here, packets go on",
+        f"the capture {capture} leaves 3 later packets out",
+    )
+    room = FILE_HEADER.size + 2 * (RECORD_HEADER.size + 28 + 100)
+    tapped = TappedLink(links[0], capture, max_bytes=room)
+    for _ in range(5):
+        tapped.send(burst(links[1], bytes(100)))
+        assert take(links[1])[0] == bytes(100)
+    tapped.close()
+    assert capture.stat().st_size == room
+    assert len(caplog.records) == 2
 
 
 def test_a_capture_that_cannot_be_completed_says_so(

@@ -9,7 +9,7 @@ import pytest
 
 from agent.cli.agent_verb import agent_need
 from agent.config.configuration import Configuration, parse_configuration
-from agent.service.readers import why_alone
+from agent.service.why_alone import why_alone
 from nvmeof.linux_limits import RESERVE_BYTES, Need, has_room_for
 
 MIB = 1 << 20

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
-from agent.service.readers import why_alone
 from agent.service.slot_lender import links_of
+from agent.service.why_alone import why_alone
 from tests.unit.agent.test_volume_policies import configuration
 
 

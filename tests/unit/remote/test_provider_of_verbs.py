@@ -10,23 +10,23 @@ import trio
 from agent.attach import connect
 from agent.config.configuration import Configuration
 from agent.remote.supervisor import Supervisor
+from nvmeof.transport.base import VerbsChoice
+from nvmeof.transport.rdma import open_controller
 from nvmeof.transport.verbs_provider import VerbsUnavailable
 
+PROVIDER = "emulator.roce.pyverbs"
+PATH = {"name": "a", "address": "127.0.0.1", "port": 4420}
 
-def configured(state: Path, transport: str) -> Configuration:
+
+def configured(state: Path, table: str, transport: str) -> Configuration:
+    way = PATH | {"transport": transport}
+    if table == "enclosures":
+        way["nqn"] = "nqn.2014-08.org.nvmexpress:a"
     return Configuration.model_validate(
         {
-            "fabric": {"verbs_provider": "emulator.roce.pyverbs"},
+            "fabric": {"verbs_provider": PROVIDER},
             "agent": {"mount": str(state / "mount"), "state": str(state), "key_file": str(state / "key")},
-            "enclosures": [
-                {
-                    "name": "a",
-                    "transport": transport,
-                    "address": "127.0.0.1",
-                    "port": 4420,
-                    "nqn": "nqn.2014-08.org.nvmexpress:a",
-                }
-            ],
+            table: [way],
         }
     )
 
@@ -56,10 +56,17 @@ def what_is_done(configuration: Configuration, monkeypatch: pytest.MonkeyPatch) 
     return done
 
 
-@pytest.mark.parametrize(("transport", "loads"), [("rdma", ["load emulator.roce.pyverbs"]), ("tcp", [])])
+@pytest.mark.parametrize("table", ["enclosures", "discovery"])
+@pytest.mark.parametrize(("transport", "loads"), [("rdma", [f"load {PROVIDER}"]), ("tcp", [])])
 def test_it_is_imported_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, loads: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, transport: str, loads: list[str]
 ) -> None:
-    done = what_is_done(configured(tmp_path, transport), monkeypatch)
+    done = what_is_done(configured(tmp_path, table, transport), monkeypatch)
     assert done[: len(loads)] == loads
     assert sorted(done[len(loads) :]) == ["connected", "run", "wait"]
+
+
+def test_it_is_imported_before_the_time_to_connect_begins() -> None:
+    """That time runs from the start of the block, which this test does not enter."""
+    with pytest.raises(VerbsUnavailable):
+        open_controller("127.0.0.1", 4420, "nqn.a", "nqn.b", bytes(16), verbs=VerbsChoice("no_such_verbs"))

@@ -11,6 +11,7 @@ import pytest
 
 from agent.cli import main as command_line
 from agent.errors import ConfigError, Fault, G35Error, PeerError, UserError
+from host_shim.session_files import Refusal
 from tests.support.rungs import cli_reference
 from tests.support.verbs_here import status_of
 
@@ -73,6 +74,10 @@ def test_no_line_of_any_help_is_cut_off_at_80_columns(
         (FileNotFoundError(2, "No such file", "a.toml"), "error: a.toml: No such file\nhint: name one "),
         (OSError(28, "No space left", "/x"), "error: /x: No space left\nhint: make room there"),
         (OSError(71, "Protocol error"), "error: Protocol error\nhint: G35_DEBUG=1 "),
+        # An agent's refusal is neither a PermissionError nor a BlockingIOError, by which forks are known.
+        (Refusal(13, "Permission denied", "/m/s"), "error: /m/s: Permission denied\nhint: run "),
+        (Refusal(11, "Try again"), "error: Try again\nhint: G35_DEBUG=1 "),
+        (BlockingIOError(11, "Try again"), "error: Linux refuses another process\nhint: raise "),
         (KeyError("slot"), "error: KeyError: 'slot'\nhint: this is a bug of g35; "),
     ],
 )  # fmt: skip

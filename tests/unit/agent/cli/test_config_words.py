@@ -159,6 +159,29 @@ def test_the_check_counts_local_devices(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
+    ("processes", "said"),
+    [(4, "this agent is one process, not 4: there is a [[local]] table"), (1, ""), (0, "")],
+)
+def test_the_check_tells_of_processes_that_the_agent_cannot_have(
+    processes: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(16)))
+    file = tmp_path / "agent.toml"
+    agent = "\n".join(f'{key} = "{each}"' for key, each in document()["agent"].items())
+    file.write_text(f'[agent]\n{agent}\nprocesses = {processes}\n[[local]]\npath = "/x/a"\n')
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["config", "check", str(file)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "usable" in lines[0]
+    assert lines[1:] == ([f"{file}: {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ["config", "check", "{}"],

@@ -8,7 +8,7 @@ import pytest
 
 from agent.config.configuration import AgentSection, parse_configuration
 from agent.errors import ConfigError
-from agent.service.readers import why_alone
+from agent.service.why_alone import why_alone
 
 ENCLOSURE = {"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}
 AGENT = {"mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "processes": 2}

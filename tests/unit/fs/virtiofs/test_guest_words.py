@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.fs import guest_sessions
 from agent.fs.guest_sessions import OUTCOMES, GuestWords, shared_words
 from agent.fs.virtiofs.guest_view import EPOCH_SHIFT
 
@@ -56,6 +57,25 @@ def test_a_whole_value_has_ended(ends: tuple[GuestWords, GuestWords]) -> None:
     reader.tell(5 + OUTCOMES, 1)
     assert first.may_have_ended(5, 1), "a later get has its place, so nobody knows"
     assert not first.may_have_ended(5 + OUTCOMES, 77), "it was a miss"
+
+
+@pytest.mark.interpreted
+def test_an_outcome_is_never_seen_before_its_length(
+    ends: tuple[GuestWords, GuestWords], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On x86 no fence is needed for that. So the test looks at the words where Arm has one."""
+    first, reader = ends
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        seen.append((first.outcome_of(5), first._lengths[5]))
+
+    monkeypatch.setattr(guest_sessions, "ordering_fence", look)
+    reader.tell(5, 0, 77)
+    assert seen == [(-1, 77)], "the length is written before the fence, the outcome behind it"
+    # Of the same serial, for a get of which the outcome was read before the fence and the length behind it.
+    monkeypatch.setattr(guest_sessions, "ordering_fence", lambda: reader._lengths.__setitem__(5, 99))
+    assert not first.ended_before(5, 77)
 
 
 def test_a_mark_is_taken_once(ends: tuple[GuestWords, GuestWords]) -> None:
