@@ -5,10 +5,10 @@ writers of all its sets are held from before their directories are read until th
 refused. They are taken in the order of their places and only where they are free, so this never waits for a
 writer while it holds others.
 
-A round has SETS_AT_ONCE sets at the most, and one part for each namespace (side_by_side.py). So a namespace
-that hangs holds its own sets, and those of keys that are written there. Once no directory has come for
-SLOW_SECONDS, a key lets go of those that did, and the other keys go on. From then on rounds with other
-namespaces go first.
+A round has SETS_AT_ONCE sets and KEYS_AT_ONCE keys at the most, and one part for each namespace
+(side_by_side.py). So a namespace that hangs holds its own sets, and those of keys that are written there.
+Once no directory has come for SLOW_SECONDS, a key lets go of those that did, and the other keys go on. From
+then on rounds with other namespaces go first.
 
 Rare cases are left to a `delete` of their own (`UNTRIED`), and nothing was written for these. The directory
 is in doubt, or busy twice, or does not come when it is read again: no image goes out that is older than
@@ -32,6 +32,9 @@ from agent.pool.write.set_transaction import HeaderErase
 
 SETS_AT_ONCE: Final = 256
 """Of one round: their directories are in memory, and other writers of them wait."""
+KEYS_AT_ONCE: Final = 1024
+"""Of one round. Each holds a set that does not name it as well, so hardly a set is free before the last keys
+are gone."""
 WRITES_AT_ONCE: Final = 64
 """Under way at one namespace; fewer where a queue takes fewer of a worker."""
 PASSES: Final = 2
@@ -141,7 +144,7 @@ def _of_one_round(keys: Sequence[_Key]) -> tuple[list[_Key], list[_Key]]:
     others: list[_Key] = []
     for key in keys:
         more = [place for place in key.places if place not in places]
-        if len(places) + len(more) <= SETS_AT_ONCE:
+        if len(some) < KEYS_AT_ONCE and len(places) + len(more) <= SETS_AT_ONCE:
             places.update(more)
             some.append(key)
         else:
