@@ -216,10 +216,10 @@ def test_a_delete_of_its_own_amid_such_a_put() -> None:
     agent = pool.agent()
     for number in range(128):
         agent.put(key_of(number), b"%d" % number)
-    victim, pseudonym = 77, agent.volume.placement.pseudonym(key_of(77))
-    namespace, _, at = agent.where(key_of(victim))
-    pool.namespaces[1 - namespace].slow = 0.03
-    cached = next(each for each in agent.cache.snapshot() if (each.namespace, each.offset) == (namespace, at))
+    cached = next(each for each in agent.cache.snapshot() if each.namespace == 0)
+    victim = next(n for n in range(128) if agent.where(key_of(n))[0] == 0)
+    pseudonym = agent.volume.placement.pseudonym(key_of(victim))
+    pool.namespaces[1].slow = 0.005
 
     def take_and_leave() -> None:
         assert cached.directory is not None
@@ -230,7 +230,6 @@ def test_a_delete_of_its_own_amid_such_a_put() -> None:
             release(agent.volume, cached, slot)
 
     def watched() -> Generator[Any, Any, bool]:
-        agent.channel.has_patience()
         steps = agent.served.delete(agent.channel, key_of(victim), agent.deadline())
         answer = None
         try:
