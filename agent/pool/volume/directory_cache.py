@@ -260,8 +260,13 @@ class CachedSet:
                 self.covered.pop(slot, None)
 
     def covers(self, pseudonym: bytes) -> bool:
-        """Whether flash names the key in a slot that is reserved here. Called with `guard` held."""
-        return self.covered is not None and pseudonym in self.covered.values()
+        """Whether flash may name the key in a slot where it is not named here. Called with `guard` held."""
+        return self.lacks_entries() or (self.covered is not None and pseudonym in self.covered.values())
+
+    def lacks_entries(self) -> bool:
+        """Whether flash may have entries that were taken out here alone, since the last read, for a put that
+        came to nothing; whose they were is not known any more. Called with `guard` held."""
+        return bool(self.dropped) and not self.dropped.keys() <= self.reserved
 
     def was_written(self, writes: int) -> bool:
         """Whether a write of ours has crossed a read that went out at `writes`. Then `accept` has left the

@@ -5,14 +5,15 @@ writers of all its sets are held from before their directories are read until th
 refused. They are taken in the order of their places and only where they are free, so this never waits for a
 writer while it holds others.
 
-A round has SETS_AT_ONCE sets at the most, and one part for each namespace (side_by_side.py). So a namespace
-that hangs holds its own sets, and those of keys that are written there. Once no directory has come for
-SLOW_SECONDS, a key lets go of those that did, and the other keys go on. From then on rounds with other
-namespaces go first.
+A round has SETS_AT_ONCE sets and KEYS_AT_ONCE keys at the most, and one part for each namespace
+(side_by_side.py). So a namespace that hangs holds its own sets, and those of keys that are written there.
+Once no directory has come for SLOW_SECONDS, a key lets go of those that did, and the other keys go on. From
+then on rounds with other namespaces go first.
 
 Rare cases are left to a `delete` of their own (`UNTRIED`), and nothing was written for these. The directory
-is in doubt, or busy twice. The key is named again in the call, or is the victim of a put under way. Or it has
-a mark in G4, and its directory does not name it. Or enclosures join the pool meanwhile.
+is in doubt, or busy twice, or does not come when it is read again: no image goes out that is older than
+`Volume.is_recent` says. The key is named again in the call, or is or may be the victim of a put. Or it has a
+mark in G4, and its directory does not name it. Or enclosures join the pool meanwhile.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ from agent.pool.write.set_transaction import HeaderErase
 
 SETS_AT_ONCE: Final = 256
 """Of one round: their directories are in memory, and other writers of them wait."""
+KEYS_AT_ONCE: Final = 1024
+"""Of one round. Each holds a set that does not name it as well, so hardly a set is free before the last keys
+are gone."""
 WRITES_AT_ONCE: Final = 64
 """Under way at one namespace; fewer where a queue takes fewer of a worker."""
 PASSES: Final = 2
@@ -140,7 +144,7 @@ def _of_one_round(keys: Sequence[_Key]) -> tuple[list[_Key], list[_Key]]:
     others: list[_Key] = []
     for key in keys:
         more = [place for place in key.places if place not in places]
-        if len(places) + len(more) <= SETS_AT_ONCE:
+        if len(some) < KEYS_AT_ONCE and len(places) + len(more) <= SETS_AT_ONCE:
             places.update(more)
             some.append(key)
         else:
@@ -314,6 +318,10 @@ class _Round:
             room = self._at_once(WRITES_AT_ONCE)
             while left:
                 held = left[0]
+                held.named = [key for key in held.named if key.unwritten]
+                if not held.named:
+                    left.pop(0)  # all were left, for want of another set
+                    continue
                 # Each key has a header, and mostly one; the directory is one more.
                 if volleys and len(held.named) >= room:
                     break
@@ -325,17 +333,50 @@ class _Round:
                 room -= len(keys) + 1
                 if room < 2:
                     break
+            yield from self._read_again(volleys)
             yield from self._take_out(volleys)
         for held in left:
             for key in held.named:
-                self._is_out_of_time(key)
+                self._leave(key)
 
-    def _take_out(self, volleys: Sequence[_Volley]) -> Part:
+    def _read_again(self, volleys: Sequence[_Volley]) -> Part:
+        """Read those again that were read a while ago, for an image goes over what others wrote since; and
+        those that may lack a key of which the header has to go."""
+        volume, channel = self._volume, self._channel
+        old: list[_Volley] = []
+        for volley in volleys:
+            cached = volley.held.cached
+            with cached.guard:
+                lacks_entries = cached.lacks_entries()
+            if lacks_entries or not volume.is_recent(cached, channel):
+                old.append(volley)
+        if not old:
+            return
+        came: list[CachedSet] = []
+        yield from volume.load(
+            channel,
+            [each.held.cached for each in old],
+            self._deadline,
+            holds_writers=True,
+            came=came,
+            in_flight=self._at_once(LOADS_IN_FLIGHT),
+        )
+        there = {id(cached) for cached in came if not cached.in_doubt}
+        for volley in old:
+            if id(volley.held.cached) not in there:
+                for key in volley.keys:
+                    self._leave(key)
+                volley.keys.clear()
+
+    def _take_out(self, volleys: list[_Volley]) -> Part:
         """Send what takes these keys from their sets, and wait for it."""
         channel = self._channel
         writes: list[Write] = []
         for volley in volleys:
             self._clear(volley, writes)
+        volleys = [volley for volley in volleys if volley.keys]
+        if not volleys:
+            return
         pendings = channel.write_many(writes)
         at = 0
         try:
@@ -358,13 +399,15 @@ class _Round:
         directory = cached.directory
         assert directory is not None
         for key in list(volley.keys):
-            if not key.unwritten:
-                volley.keys.remove(key)  # there was no time for it in another set
-                continue
-            key.is_begun = True
             with cached.guard:
                 slots = directory.find_all(key.pseudonym)
-            # A put that took the slot meanwhile has its entry out here: the directory alone is written then.
+            if not slots and not key.is_begun:
+                # A put has the slot, or another agent has deleted it.
+                self._leave(key)
+            if not key.unwritten:
+                volley.keys.remove(key)  # it was left, here or for want of another set
+                continue
+            key.is_begun = True
             erase = HeaderErase(volume, channel, cached, slots, key.pseudonym)
             volley.erases.append(erase)
             with cached.guard:
@@ -375,6 +418,8 @@ class _Round:
                         key.generations.append(entry.generation)
                     directory.clear(slot)
             writes += erase.zeros()
+        if not volley.keys:
+            return  # and nobody may hold the set any more
         with cached.guard:
             image = directory.image()
         writes.append((cached.namespace, cached.offset, [image]))
@@ -397,7 +442,7 @@ class _Round:
             if not key.unwritten:
                 self._end(key)
 
-    def _is_out_of_time(self, key: _Key) -> None:
+    def _leave(self, key: _Key) -> None:
         """It is not written any more by this call."""
         if key.is_begun:
             key.failure = key.failure or MissCause.LATE
