@@ -66,7 +66,7 @@ class CopiesSimulation(PoolSimulation):
         """Deletes keys, mostly while their second copy is being made, and looks what became of them."""
         rng = random.Random(f"{self.seed} {name}")
         while not self.over:
-            yield Sleep(channel.now() + rng.expovariate(1 / 0.03))
+            yield Sleep(channel.now() + rng.expovariate(1 / 0.06))
             number = self.last_put if rng.random() < 0.7 else rng.randrange(self.keys)
             yield from self._delete(agent, channel, self._with_others(number, rng))
             for _ in range(rng.randrange(3)):
