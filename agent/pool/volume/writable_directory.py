@@ -52,6 +52,22 @@ def load_writable(
     return trouble if trouble is not None else doubt
 
 
+def read_once(
+    volume: Volume,
+    channel: IoChannel,
+    sets: Sequence[CachedSet],
+    deadline: float,
+    *,
+    came: list[CachedSet],
+    in_flight: int,
+) -> Steps[MissCause | None]:
+    """As `load_writable`, with one read of each. One in doubt is among those that `came`, and the caller
+    writes nothing from it."""
+    return (
+        yield from volume.load(channel, sets, deadline, holds_writers=True, came=came, in_flight=in_flight)
+    )
+
+
 def prove(
     volume: Volume,
     channel: IoChannel,

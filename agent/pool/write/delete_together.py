@@ -26,6 +26,7 @@ from agent.pool.steps import IoChannel, Pending, Steps, Write
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.side_by_side import Part, Parts
 from agent.pool.volume.volume import LOADS_IN_FLIGHT, Volume
+from agent.pool.volume.writable_directory import read_once
 from agent.pool.write.batch import SLOW_SECONDS, UNTRIED, Untried
 from agent.pool.write.delete_and_pin import MAY_LAND, NOT_DELETED, NOT_REACHED
 from agent.pool.write.set_transaction import HeaderErase
@@ -249,12 +250,13 @@ class _Round:
                 at_once = self._at_once(LOADS_IN_FLIGHT)
                 some, left = left[:at_once], left[at_once:]
                 came: list[CachedSet] = []
-                trouble = yield from self._volume.load(
+                trouble = yield from read_once(
+                    self._volume,
                     self._channel,
                     [each.cached for each in some],
                     self._deadline,
-                    holds_writers=True,
                     came=came,
+                    in_flight=len(some),
                 )
                 if came:
                     self._heard_at = self._channel.now()
@@ -353,11 +355,11 @@ class _Round:
         if not old:
             return
         came: list[CachedSet] = []
-        yield from volume.load(
+        yield from read_once(
+            volume,
             channel,
             [each.held.cached for each in old],
             self._deadline,
-            holds_writers=True,
             came=came,
             in_flight=self._at_once(LOADS_IN_FLIGHT),
         )

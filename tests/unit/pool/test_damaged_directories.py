@@ -228,7 +228,8 @@ def test_no_other_writer_takes_entries_away_by_a_damaged_read(
 
 def test_nobody_takes_a_directory_to_write_but_by_the_one_way() -> None:
     """A put, puts of one call or named together, and the set transaction take a set's writer. They read the
-    set by agent/pool/volume/writable_directory.py; loss_check.py writes none."""
+    set by agent/pool/volume/writable_directory.py; loss_check.py writes none. Deletes of many keys only try a
+    writer, read each set once by that file, and leave what is in doubt."""
     root = Path(agent_package.__file__).parent
     texts = {
         str(path.relative_to(root / "pool")): path.read_text("utf-8") for path in root.glob("pool/**/*.py")
