@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from tests.support.campaign.findings import HUNG, WRONG, Findings
 from tests.support.campaign.pod import AGENTS, DRIVES, ENCLOSURES, Pod
 from tests.support.campaign.values import judged
 from tests.support.campaign.victim import key_of
+from tests.support.halting import halted
 from tests.support.processes import Processes, Started
 
 HELD_SECONDS = (0.7, 3.0)
@@ -176,11 +175,8 @@ class Faults:
 
     def _stop_enclosure(self) -> None:
         pid = self._pod.running[f"jbof-{self._at()}"].pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with halted(pid):
             self._hold()
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
     def _drive(self, verb: str, **fields: object) -> None:
         self._pod.ask(f"jbof-{self._at()}", verb, drive=self._dice.randrange(DRIVES), **fields)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.engines.engine_environments import engine_python
+from tests.support.halting import halted
 from tests.support.pool_up import PoolUp, second_agent
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
@@ -132,16 +132,12 @@ class Judge:
             lambda: all(ended(run, STOPPED_AFTER) for run in runs), ROUND_SECONDS, "both runs to be under way"
         )
         before = [len(ENDED.findall(run.output)) for run in runs]
-        pid = self.pool.pid("jbof-1")
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with halted(self.pool.pid("jbof-1")):
             wait_until(
                 lambda: any(ended(run, count + STOPPED_FOR) for run, count in zip(runs, before, strict=True)),
                 ROUND_SECONDS,
                 f"{STOPPED_FOR} tests to end",
             )
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
 
 def read_report(path: Path) -> Run:

@@ -8,7 +8,6 @@ Argument: the state folder of a running pool.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from vllm.v1.kv_offload.config import (
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from host_shim.block_hashes import vllm_block_hashes
+from tests.support.halting import halted
 from tests.support.waiting import wait_until
 from tests.system.engines.engine_pool import EnginePool
 
@@ -167,8 +167,7 @@ def hanging_agent(pool: EnginePool, tier: dict[str, Any]) -> None:
     engine = Scheduler(tier)
     assert engine.store("hang", 8)
     agent = int((pool.state / "agent-process.pid").read_text())
-    os.kill(agent, signal.SIGSTOP)
-    try:
+    with halted(agent):
         engine.longest = 0.0
         begun = time.monotonic()
         assert engine.load_from_below("hang", 8) == [None] * 8
@@ -176,8 +175,6 @@ def hanging_agent(pool: EnginePool, tier: dict[str, Any]) -> None:
         seconds = time.monotonic() - begun
         assert seconds < 10, seconds
         assert engine.longest < SCHEDULER_SECONDS, engine.longest
-    finally:
-        os.kill(agent, signal.SIGCONT)
     print(f"hang: misses after {seconds:.2f} s, no call over {1000 * engine.longest:.2f} ms")
     wait_until(lambda: engine.load_from_below("hang", 8) == [True] * 8, 20, "the blocks to be had again")
     engine.close()

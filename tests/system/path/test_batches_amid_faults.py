@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from host_shim.block_key import key_of
+from tests.support.halting import halted
 from tests.support.pool.reader_pool import value
 from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.waiting import wait_until
@@ -50,11 +49,8 @@ def test_what_was_acknowledged_amid_faults_is_served(make_pool: Callable[..., Po
         each.start()
     try:
         some_turns(1)
-        stopped = pool.kill("jbof-0", signal.SIGSTOP)
-        try:
+        with halted(pool.pid("jbof-0")):
             some_turns(2)
-        finally:
-            os.kill(stopped, signal.SIGCONT)
         some_turns(1)
         for name in ("jbof-1", "jbof-0"):
             pool.wait_restarted(name, pool.kill(name))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.halting import halted
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
 
@@ -73,8 +73,7 @@ def test_a_slow_drive_is_noticed_spared_and_still_read(pool_up: PoolUp) -> None:
 
 
 def test_a_stopped_enclosure_is_noticed_and_puts_go_on(pool_up: PoolUp) -> None:
-    stopped = pool_up.kill("jbof-0", signal.SIGSTOP)
-    try:
+    with halted(pool_up.pid("jbof-0")):
 
         def noticed() -> bool:
             read_all(pool_up)
@@ -84,8 +83,6 @@ def test_a_stopped_enclosure_is_noticed_and_puts_go_on(pool_up: PoolUp) -> None:
         wait_until(noticed, 30, "the stopped enclosure to be noticed")
         with pool_up.pool() as pool:
             assert pool.volume("kv").put((2000).to_bytes(16, "big"), content(b"new"))
-    finally:
-        os.kill(stopped, signal.SIGCONT)
     wait_until(lambda: read_all(pool_up) == len(KEYS), 60, "everything to be served again")
 
 

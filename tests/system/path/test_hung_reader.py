@@ -12,6 +12,7 @@ import pytest
 
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
+from tests.support.halting import halt
 from tests.support.pool.reader_pool import SHORT, rows, value, wait_serving
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
@@ -103,7 +104,7 @@ def test_the_others_go_on_until_one_that_hangs_is_replaced(pool: PoolUp, load: L
     def go_on_until_it_is_replaced() -> tuple[int, int]:
         """How many getters and putters went on while a process was stopped."""
         hung = rows(pool)[0]
-        os.kill(hung["pid"], signal.SIGSTOP)
+        halt(hung["pid"])
         before, most = list(load.done), (0, 0)
 
         def is_replaced() -> bool:
@@ -133,7 +134,7 @@ def test_the_others_go_on_until_one_that_hangs_is_replaced(pool: PoolUp, load: L
 
 def test_one_that_goes_on_is_asked_again(pool: PoolUp, load: Load) -> None:
     hung = rows(pool)[1]
-    os.kill(hung["pid"], signal.SIGSTOP)
+    halt(hung["pid"])
     try:
         wait_until(lambda: rows(pool)[1]["state"] != "serving", 60, "the process to be late")
     finally:

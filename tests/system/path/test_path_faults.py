@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 
 from agent.cli import doctor_verb
 from agent.host_os.hung_agent import AgentHangs, answers, asked
+from tests.support.halting import halted
 from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -112,8 +112,7 @@ def test_a_hung_enclosure_costs_a_bounded_wait(make_pool: Callable[..., PoolUp],
         kv = pool.volume("kv")
         for key, value in stored.items():
             assert kv.put(key, value)
-        pool_up.kill("jbof-0", signal.SIGSTOP)
-        try:
+        with halted(pool_up.pid("jbof-0")):
             waits, got = list[float](), set[bytes]()
 
             def ask_for_all() -> bool:
@@ -133,8 +132,6 @@ def test_a_hung_enclosure_costs_a_bounded_wait(make_pool: Callable[..., PoolUp],
             assert sum(waits) < 10.0
             wait_until(ask_for_all, 30, "the other enclosure to serve")
             assert len(got) < len(stored)
-        finally:
-            pool_up.kill("jbof-0", signal.SIGCONT)
         wait_each_served(kv, stored)
     causes = pool_up.status()["totals"]["miss_causes"]
     assert causes["late"] + causes["enclosure_down"] > 0
@@ -271,14 +268,10 @@ def test_an_agent_that_is_stopped_is_named_and_goes_on_when_it_is_let(
     lines = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
     table.write_text("".join(line for line in lines if f" {pool_up.mount} " in line))
     status = pool_up.mount / ".g35/status.json"
-    agent = pool_up.pid("agent-process")
-    os.kill(agent, signal.SIGSTOP)
-    try:
+    with halted(pool_up.pid("agent-process")):
         with pytest.raises(AgentHangs, match="stopped or it hangs"):
             asked(pool_up.mount, status.read_text, 0.3)
         assert not answers(pool_up.mount, pool_up.answers, 0.3)
         (finding,) = doctor_verb._mounts_that_fail(table, seconds=0.3)
         assert f"{pool_up.mount} has not answered for 0.3 s" in finding.detail
-    finally:
-        os.kill(agent, signal.SIGCONT)
     assert asked(pool_up.mount, status.read_text)

@@ -15,6 +15,7 @@ from host_shim.block_key import key_of
 from host_shim.pool import Pool
 from host_shim.session_files import Files
 from host_shim.transfer_wire import Ioctl, encode_register, ioctl_command
+from tests.support.halting import halt
 from tests.support.needs import needs_admin
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
@@ -126,7 +127,7 @@ def test_a_mount_that_is_taken_away_is_waited_for(make_pool: Callable[..., PoolU
     pool = pool_up.pool()
     volume, ours = pool.volume("kv"), pool.memory(MIB)
     assert volume.put(KEYS[0], ours)
-    os.kill(agent, signal.SIGSTOP)
+    halt(agent)
     found: list[int | None] = []
     thread = threading.Thread(target=lambda: found.append(volume.get_into(KEYS[0], ours)))
     thread.start()

@@ -21,6 +21,7 @@ from agent.remote.fabric import Fabric
 from agent.service import slot_lender
 from agent.service.slot_lender import Borrower, SlotLender, link_pairs
 from agent.service.slot_links import BorrowedLinks
+from tests.support.halting import halt
 from tests.support.pool.lending import Lending, content, nothing_is_held
 from tests.support.pool.memory_pool import VOLUME_ID, key_of
 from tests.support.waiting import wait_until
@@ -246,7 +247,7 @@ def test_a_process_that_is_killed(stand: Stand, step: str, lent: int) -> None:
 def test_a_process_that_hangs_is_ended(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_lender, "TELL_SECONDS", -0.5)
     child = stand.spawn("lent")
-    child.send_signal(signal.SIGSTOP)
+    halt(child.pid)
     wait_until(stand.borrower.is_to_end.is_set, SOON, "the lender to lose patience")
     assert stand.reserved() == 3, "it may go on and write"
     child.kill()

@@ -17,6 +17,7 @@ from emulator.roce.cm.events import CmEventType
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.nic.retry import timeout_seconds
 from emulator.roce.nic.verbs import QpState, SendOpcode, WcStatus
+from tests.support.halting import halted, stands_still
 from tests.support.needs import needs_tshark
 from tests.support.processes import Processes, Started
 from tests.support.roce.devices import IMPATIENT, PATIENT, Program, some_ip
@@ -102,15 +103,6 @@ def _retry_time() -> float:
     return 2 * (1 + 7) * after
 
 
-def _stands_still(process_id: int) -> bool:
-    """All of its threads are stopped, or dead (proc(5): the third field of stat, after the name)."""
-    try:
-        stats = [stat.read_text() for stat in Path(f"/proc/{process_id}/task").glob("*/stat")]
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # A thread ended between the two looks: not yet still.
-    return {stat.rpartition(")")[2].split()[0] for stat in stats} <= {"T", "Z", "X"}
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
     impatient_rig: Rig, how: signal.Signals
@@ -123,7 +115,7 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
     program.post_receive(0, 64, wr_id=99)
     statuses = [done.status for done in program.done(4)]
     os.kill(rig.peer.pid, how)
-    wait_until(lambda: _stands_still(rig.peer.pid), 30.0, "a peer that does nothing more")
+    wait_until(lambda: stands_still(rig.peer.pid), 30.0, "a peer that does nothing more")
     # On a fast machine all of them may have been answered by now; this one can't be.
     program.post(SendOpcode.RDMA_WRITE, 0, size, rkey=rig.rkey, wr_id=98)
     start = time.monotonic()
@@ -144,16 +136,12 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
 def test_a_peer_without_processor_for_seconds_is_waited_for(impatient_rig: Rig) -> None:
     """Its kernel takes what we send meanwhile; its process answers when it runs again."""
     rig, program = impatient_rig, impatient_rig.program
-    os.kill(rig.peer.pid, signal.SIGSTOP)
-    try:
-        wait_until(lambda: _stands_still(rig.peer.pid), 30.0, "a peer that does nothing more")
+    with halted(rig.peer.pid):
         program.post_receive(0, 4096)
         program.post(SendOpcode.SEND, 8192, 100, wr_id=1)
         until = time.monotonic() + 2.0
         program.device.drive_until(lambda: len(program.cq), until)
         assert len(program.cq) == 0
-    finally:
-        os.kill(rig.peer.pid, signal.SIGCONT)
     assert {done.status for done in program.done(2)} == {WcStatus.SUCCESS}
 
 

@@ -11,6 +11,7 @@ from agent.bench.virtio_driver.machine import Machine
 from agent.bench.virtiofs_files import VirtiofsFiles
 from agent.virtio.vhost_user import ProtocolFeature
 from host_shim.pool import Pool
+from tests.support.halting import halt
 from tests.support.pool_up import PoolUp, wait_each_served
 from tests.support.waiting import wait_until
 from tests.system.virtiofs.test_virtiofs_path import VALUE, Guest, content, key, killed_and_back
@@ -123,7 +124,7 @@ def test_a_reader_that_hangs_is_gone_round_once_it_is_killed(pool_up: PoolUp, ma
     guest = Guest(machine, seed=11)
     try:
         wait_read_by_reader(pool_up, guest)
-        os.kill(readers(pool_up)[0]["pid"], signal.SIGSTOP)
+        halt(readers(pool_up)[0]["pid"])
         wait_serving(pool_up, starts=2)
         wait_read_by_reader(pool_up, guest)
     finally:

@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import os
 import select
-import signal
 import socket
 import struct
 import threading
@@ -38,6 +37,7 @@ from tests.support.fs.guest_requests import attributes_of
 from tests.support.fs.memory_filesystem import MemoryFileSystem
 from tests.support.fs.strange_front_end import StrangeFrontEnd, connect_when_heard
 from tests.support.fs.virtiofs_served import served, started
+from tests.support.halting import halt
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -266,7 +266,7 @@ class TestFilesOfStrangers:
         with started(path) as machine:
             assert machine.connection is not None
             (receiver,) = _children()
-            os.kill(receiver, signal.SIGSTOP)
+            halt(receiver)
             machine.lose()
             with started(path) as other:
                 assert attributes_of(other.client, 1).number == 1
