@@ -41,14 +41,17 @@ Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/
 def agent(
     config: Config,
     ready_file: Annotated[
-        Path | None, typer.Option(help="File for this process's id, written once the pool is served.")
+        Path | None,
+        typer.Option(help="Write this process's id there once the pool is served; removed at the end."),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log successes, too.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log at level INFO; without it, warnings and errors.")
+    ] = False,
 ) -> None:
     """Serve the pool until Ctrl-C, SIGTERM or an unmount. Prints `ready` once it is up.
 
-    The configuration names the doors: a mount (agent.mount), virtio-fs devices for virtual machines
-    (a [[virtiofs]] table for each), or both.
+    The configuration names the doors, one at least: a mount (agent.mount), virtio-fs devices for virtual
+    machines (a [[virtiofs]] table for each), S3 ([s3]).
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,

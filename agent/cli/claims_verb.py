@@ -28,9 +28,13 @@ def _gb_s(text: str) -> float | None:
 class ClaimsOptions:
     """What the claims are judged for."""
 
-    model: Annotated[str, typer.Option(help="The model, by its name in the table.")] = "deepseek-v3"
+    model: Annotated[
+        str,
+        typer.Option(help="The model, by its name in agent/figures/figures.toml; a wrong name lists all."),
+    ] = "deepseek-v3"
     kv: Annotated[
-        Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache; weights are taken as FP8.")
+        Literal["bf16", "fp8"],
+        typer.Option(help="Precision of the KV cache, bf16 or fp8; weights are taken as FP8."),
     ] = "fp8"
     gpu: Annotated[str, typer.Option(help="The GPU: h100, h200, gb200, vr200.")] = "gb200"
     pod: Annotated[str, typer.Option(help="The pod: superpod, rack, one.")] = "superpod"
@@ -39,7 +43,7 @@ class ClaimsOptions:
         typer.Option(
             parser=path_of,
             metavar="<path>",
-            help="Take context and hits from a trace in Mooncake's format, or .xz of it.",
+            help="Take context and hits from a trace in Mooncake's format, which may be packed (.xz).",
         ),
     ] = None
     prompt_tokens: Annotated[
@@ -53,15 +57,16 @@ class ClaimsOptions:
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of prompt tokens found; default: the trace's, or 0.9. With a trace at the least what "
-            "its servers find in their own memory.",
+            help="Share of prompt tokens that are found; default: the trace's, or 0.9. With a trace never "
+            "below what servers find in their own memory.",
         ),
     ] = None
     g4: Annotated[
         str,
         typer.Option(
             callback=text_for(parse_rate),
-            help="What shared storage gives the whole pod, such as 2.5TB/s; Tb/s are bits.",
+            help="Rate of shared storage for the whole pod, such as 2.5TB/s; Tb/s are bits. Default: as the "
+            "pod.",
         ),
     ] = ""
     data: Annotated[
@@ -73,7 +78,9 @@ class ClaimsOptions:
     json_output: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False
     plot: Annotated[
         Path | None,
-        typer.Option(parser=path_of, metavar="<path>", help="A folder for the six plots; it is made."),
+        typer.Option(
+            parser=path_of, metavar="<path>", help="Draw six plots into this folder, which is made."
+        ),
     ] = None
 
 

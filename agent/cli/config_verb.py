@@ -24,7 +24,7 @@ class Service(StrEnum):
     """A drop-in for the agent's."""
 
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The configuration file.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The configuration file of an agent.")
 
 
 @app.command()
@@ -55,7 +55,13 @@ def unit_text(name: str, programs: Path) -> str:
 
 @app.command()
 def unit(
-    name: Annotated[Service, typer.Argument(help="Which service.")] = Service.AGENT,
+    name: Annotated[
+        Service,
+        typer.Argument(
+            help="g35-agent.service; g35-jbof@.service, for enclosures; no-mount.conf, a drop-in for an "
+            "agent without a mount."
+        ),
+    ] = Service.AGENT,
 ) -> None:
     """Print a hardened systemd unit. It starts the g35 of this environment; see docs/deploy_bluefield.md."""
     print(unit_text(name, Path(sys.executable).parent), end="")

@@ -35,23 +35,32 @@ def doctor(
     context: typer.Context,
     as_json: AsJson = False,
     engine: Annotated[
-        Engine | None, typer.Option(help="Look at this inference engine and the pool instead (docs/engines).")
+        Engine | None,
+        typer.Option(
+            help="Look at this engine and the pool instead (docs/engines): llama-cpp, lmcache, nixl, sglang "
+            "or vllm."
+        ),
     ] = None,
     python: Annotated[
-        Path | None, typer.Option(help="With --engine: the interpreter that the engine runs in.")
+        Path | None, typer.Option(help="With --engine: the engine's Python; default: that of `make engines`.")
     ] = None,
     # A Path would be looked at by Click, which waits for ever for an agent that hangs.
-    mount: Annotated[str, typer.Option(help="With --engine: where the pool is mounted.")] = "/mnt/g35",
-    volume: Annotated[str, typer.Option(help="With --engine: the volume for its blocks.")] = "kv",
+    mount: Annotated[
+        str, typer.Option(help="With --engine: where the pool is mounted; default: /mnt/g35.")
+    ] = "/mnt/g35",
+    volume: Annotated[str, typer.Option(help="With --engine: the volume of /kv for its blocks.")] = "kv",
     options: Annotated[
         str | None,
         typer.Option(
-            help="With --engine: its configuration, or its flags: our connector's options, the folder of its "
-            "own files, the size of its memory. A file or the text."
+            help="With --engine: judge its configuration: our connector's options, the folder of its own "
+            "files, the size of its memory. A file, its text, or the engine's command line."
         ),
     ] = None,
 ) -> None:
-    """Check this machine: needs of the agent, tools of tests and lab, dead mounts."""
+    """Check this machine: needs of the agent, tools of tests and lab, dead mounts.
+
+    Exit code 1 where something that is needed is missing.
+    """
     for name in ("python", "mount", "volume", "options"):
         source = context.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE":

@@ -32,19 +32,30 @@ EXIT_DIFFERS = 3
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Enclosures by their control interface: SPDK's RPC, or nvmet.",
+    help="Configure SPDK, `g35 jbof` or the kernel's nvmet by a description (docs/enclosures.md).",
 )
 
-DescriptionFile = Annotated[Path, typer.Argument(metavar="DESCRIPTION", help="The TOML file.")]
+DescriptionFile = Annotated[
+    Path, typer.Argument(metavar="DESCRIPTION", help="The TOML file that describes the enclosure.")
+]
 Rpc = Annotated[
     Path | None, typer.Option("--rpc", metavar="SOCKET", help="RPC socket of an SPDK target or `g35 jbof`.")
 ]
-Configfs = Annotated[bool, typer.Option("--configfs", help="The kernel's nvmet, on this machine.")]
-ConfigfsRoot = Annotated[Path, typer.Option("--configfs-root", help="Where nvmet's folders are.")]
-Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds for one call, by the wall clock.")]
+Configfs = Annotated[
+    bool, typer.Option("--configfs", help="The kernel's nvmet on this machine, in place of --rpc; as root.")
+]
+ConfigfsRoot = Annotated[
+    Path, typer.Option("--configfs-root", help="The folder of nvmet; default: /sys/kernel/config/nvmet.")
+]
+Timeout = Annotated[
+    float, typer.Option(min=0.1, max=3600, help="Seconds that one call may take, by the wall clock.")
+]
 Prune = Annotated[
     bool,
-    typer.Option(help="Also remove what the description does not name; never logical volumes."),
+    typer.Option(
+        help="Also remove what the description does not name, malloc bdevs with their contents; never "
+        "logical volumes."
+    ),
 ]
 
 
@@ -55,12 +66,12 @@ def apply_description(
     configfs: Configfs = False,
     configfs_root: ConfigfsRoot = ROOT,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the calls, make none. Secrets are hidden.")
+        bool, typer.Option("--dry-run", help="Print the calls and make none. Secrets are hidden.")
     ] = False,
     prune: Prune = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    """Configure the enclosure as the file describes. Parts that match already stay untouched."""
+    """Make the enclosure what the file describes. Parts that match already stay untouched."""
     wanted = _wanted(description, prune)
     with _target(rpc, configfs, configfs_root, timeout) as target:
         if dry_run:
@@ -127,7 +138,7 @@ def show(
 
 @app.command()
 def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False) -> None:
-    """Show the counters of its bdevs. nvmet has none."""
+    """Show the counters of the enclosure's bdevs. nvmet has none."""
     if rpc is None:
         raise UserError("counters are read over the RPC", "give --rpc SOCKET")
     target = RpcTarget.at(rpc, timeout)

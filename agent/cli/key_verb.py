@@ -17,7 +17,7 @@ from nvmeof.wire.authentication import HashId
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="The root key, which wraps the keys of all volumes; secrets of hosts, enclosures and clients.",
+    help="The root key, which wraps the keys of all tenants; secrets of hosts, enclosures and clients.",
 )
 
 
@@ -32,14 +32,14 @@ class Transform(StrEnum):
 
 @app.command()
 def new(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
-    """Make a root key in a file of mode 0600. Without it the pool is lost: keep a copy offline."""
+    """Make a root key in a file of mode 0600. Without the key the pool is lost: keep a copy offline."""
     create_root_key(file)
     print(f"{file}: a new root key")
 
 
 @app.command()
-def check(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
-    """Say whether a key file is usable, and its fingerprint."""
+def check(file: Annotated[Path, typer.Argument(help="The file of a root key.")]) -> None:
+    """Say whether a key file is usable, and print its fingerprint."""
     print(f"{file}: usable, fingerprint {load_root_key(file, 'check the path').fingerprint().hex()}")
 
 
@@ -49,9 +49,7 @@ def make_dhchap(
     length: Annotated[int, typer.Option(help="Bytes of the secret: 32, 48 or 64.")] = 32,
     transform: Annotated[
         Transform,
-        typer.Option(
-            help="Hash that binds the key to the name of whom the secret belongs to; none: unbound."
-        ),
+        typer.Option(help="sha256, sha384 or sha512 binds the key to the NQN of its owner; none: unbound."),
     ] = Transform.SHA256,
 ) -> None:
     """Make a DH-HMAC-CHAP secret in a file of mode 0600. The host has one, each enclosure another."""
@@ -74,6 +72,6 @@ def make_s3(file: Annotated[Path, typer.Argument(help="Where to write it; must n
 
 @app.command("make-query")
 def make_query(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
-    """Make a token for the query door. Its file has mode 0600; a router sends the token it holds."""
+    """Make a token for the query door. Its file has mode 0600; routers send the token."""
     new_tokens_file(file)
     print(f"{file}: a new token; the agent reads the file, a router sends `Authorization: Bearer TOKEN`")

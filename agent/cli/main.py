@@ -57,19 +57,23 @@ VERBS: dict[str, Verb] = {
         "agent.cli.status_verb", "status", "The agent's state: enclosures, hits, volumes and tenants."
     ),
     "top": Verb("agent.cli.status_verb", "top", "The same as status, live."),
-    "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool at its mount."),
+    "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool, in the foreground."),
     "mount": Verb(
-        "agent.cli.mount_verb", "mount", "The agent in the background; returns once it is mounted."
+        "agent.cli.mount_verb", "mount", "Start the agent in the background; returns once it is mounted."
     ),
     "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
-    "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, extend, scrub."),
+    "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, add, settle, scrub, quarantine."),
     "tenant": Verb("agent.cli.tenant_verb", "app", "The tenants of a pool: list, add, set, rotate, erase."),
     "spill": Verb("agent.cli.spill_verb", "app", "What the pool has in G4: status, scrub, drop."),
     "enclosure": Verb(
         "agent.cli.enclosure_verb", "app", "Configure an enclosure (SPDK, nvmet, jbof) from a file."
     ),
     "doctor": Verb("agent.cli.doctor_verb", "doctor", "Check this machine for what g35 needs."),
-    "key": Verb("agent.cli.key_verb", "app", "Make or check the root key; secrets for enclosures and S3."),
+    "key": Verb(
+        "agent.cli.key_verb",
+        "app",
+        "Make or check the root key; secrets of enclosures, S3, routers.",
+    ),
     "config": Verb("agent.cli.config_verb", "app", "Check a configuration, list all its keys, print a unit."),
     "run": Verb("agent.cli.run_demo", "run", "Start a pool, replay a trace through it, end it."),
     "replay": Verb(
@@ -79,7 +83,7 @@ VERBS: dict[str, Verb] = {
         "agent.cli.claims_verb", "claims", "Which claims of a G3.5 tier hold, for a model, a GPU and a pod."
     ),
     "sim": Verb("agent.cli.sim_verb", "sim", "Simulate a pod of GPUs and enclosures in virtual time."),
-    "bench": Verb("agent.bench.bench_verb", "bench", "The numbers, each beside its floor, in one run."),
+    "bench": Verb("agent.bench.bench_verb", "bench", "Measure speeds, each beside its floor, in one run."),
     "trace": Verb("agent.cli.trace_verb", "app", "Make a trace for `g35 replay`."),
 }
 

@@ -25,10 +25,10 @@ READY_SECONDS = 30.0
 def mount(
     config: Annotated[Path, typer.Option("--config", help="The agent's TOML file.")],
     log: Annotated[
-        Path | None, typer.Option(help="The agent's log; default: agent.log in its state.")
+        Path | None, typer.Option(help="The agent's log; default: agent.log in its state folder.")
     ] = None,
 ) -> None:
-    """Start the agent of a configuration in the background; returns once its mount serves."""
+    """Start the agent of a configuration in the background. Returns once its mount serves."""
     configuration = load_configuration(config)
     settings = configuration.agent
     if settings.mount is None:
@@ -56,10 +56,10 @@ def mount(
 
 def unmount(
     where: Annotated[
-        Path, typer.Argument(parser=Path, metavar="<path>", help="The mount of a running agent.")
+        Path, typer.Argument(parser=Path, metavar="<path>", help="The folder where the agent is mounted.")
     ],
 ) -> None:
-    """End the agent behind a mount, which seals what open files have staged and unmounts.
+    """End the agent behind a mount. It first stores what open files have staged, and unmounts.
 
     A dead mount, whose agent has ended already, is cleared away.
     """

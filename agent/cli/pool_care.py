@@ -46,8 +46,8 @@ def scrub(
 ) -> None:
     """Read all stored values and remove bad ones.
 
-    Missing second copies are made. Agents may go on serving. Sets of enclosures that are away or slow are
-    skipped; then it ends with 1. Bad blocks of files are left to the agent that serves /fs.
+    It makes second copies that are missing. Agents may serve meanwhile. Bad blocks of files are left to the agent that serves /fs. Exit code 1 where
+    sets were skipped, because their enclosure is away or slow.
     """
     configuration = load_configuration(config)
     root, seal = keys_of(configuration)
@@ -111,13 +111,13 @@ def quarantine(
     config: Config,
     give_back: Annotated[
         bool,
-        typer.Option("--release", help="Release the slots. An agent that serves may set them aside again."),
+        typer.Option("--release", help="Use the slots again. An agent that serves may set them aside anew."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the slots that are set aside because their medium is bad. It reads all directories of the pool.
+    """Show the slots that are set aside because their medium is bad. This reads all directories of the pool.
 
-    Exit code 1 where a directory could not be read, or a slot not be released.
+    Exit code 1 where a directory could not be read, or a slot not released.
     """
     configuration = load_configuration(config)
     seal = keys_of(configuration)[1] if give_back else None

@@ -28,7 +28,9 @@ from agent.remote.fabric import Fabric
 from agent.sizes import parse_size
 
 T = TypeVar("T")
-Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
+Config = Annotated[
+    Path, typer.Option("--config", help="The agent's TOML file, for enclosures, root key and volumes.")
+]
 
 
 def size_option(text: str | None) -> str | None:

@@ -29,16 +29,16 @@ from agent.remote.fabric import Fabric
 def add(
     config: Config,
     namespaces: Annotated[
-        list[str] | None, typer.Argument(help="NGUIDs of those to add; default: all that are blank.")
+        list[str] | None, typer.Argument(help="NGUIDs of the namespaces to add; default: all that are blank.")
     ] = None,
     force: Annotated[
-        bool, typer.Option(help="Also overwrite named namespaces that carry data, an old pool included.")
+        bool, typer.Option(help="Also overwrite those of NAMESPACES that carry data, an old pool too.")
     ] = False,
 ) -> None:
-    """Add namespaces to the pool. Every volume gets its share of them, and its agents follow.
+    """Add namespaces to the pool. Every volume gets its share of them, and agents follow within seconds.
 
-    Values stay where they are until an agent with pool.rebalance moves them. Another add completes one that
-    was cut short.
+    Values stay where they are until an agent with pool.rebalance moves them. After an add that was cut short
+    run it again.
     """
     configuration = load_configuration(config)
     named = {each.lower() for each in namespaces or ()}
@@ -96,12 +96,12 @@ def settle(
     config: Config,
     drop: Annotated[
         bool,
-        typer.Option(help="Also with values of key-value volumes not yet moved: they become misses."),
+        typer.Option(help="Give up values of key-value volumes that are not moved yet: they become misses."),
     ] = False,
 ) -> None:
-    """End a join of namespaces once all values have moved.
+    """End a join of namespaces, once all values have moved. This is checked first.
 
-    It looks them up. Agents then stop looking at earlier places, and namespaces may join again.
+    Agents then look at earlier places no more, and further namespaces may join.
     """
     configuration = load_configuration(config)
     root, seal = keys_of(configuration)

@@ -49,7 +49,11 @@ _SECRETS: Any = {
     "tenants": {"__all__": {"wrapped_key"}},
 }
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The pool on the enclosures' namespaces.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="The pool on the enclosures' namespaces: make it, show it, let it grow, look after it.",
+)
 app.command()(pool_members.add)
 app.command()(pool_members.settle)
 app.command()(pool_care.scrub)
@@ -62,12 +66,15 @@ def format_pool(
     force: Annotated[
         bool,
         typer.Option(
-            help="Also overwrite namespaces that carry something, a pool included; not while an agent of "
-            "this machine serves it."
+            help="Also overwrite namespaces that carry anything, an old pool too; never while an agent of "
+            "this machine serves them."
         ),
     ] = False,
 ) -> None:
-    """Make a pool: write superblocks and empty directories. All values there are lost."""
+    """Make a pool on the namespaces of the configuration, with its volumes.
+
+    Namespaces that carry anything are refused without --force, with which it is lost.
+    """
     configuration = load_configuration(config)
     if not configuration.volumes:
         raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
@@ -142,7 +149,7 @@ def show(
     config: Config,
     as_json: AsJson = False,
     quarantined: Annotated[
-        bool, typer.Option(help="Also the slots that are set aside; it reads all directories.")
+        bool, typer.Option(help="Also show the slots that are set aside; this reads all directories.")
     ] = False,
 ) -> None:
     """Show the namespaces, and the volumes of their pool."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 R = TypeVar("R")
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def options_of(record: type[R]) -> Callable[[Callable[[typer.Context, R], None]], Callable[..., None]]:

@@ -44,14 +44,19 @@ def run(
         str, typer.Option(callback=drive_size_option, help="Size of each of the four drives.")
     ] = "640M",
     transport: Annotated[
-        Transport, typer.Option(help="NVMe/RDMA over emulated NICs, or NVMe/TCP, which is faster here.")
+        Transport,
+        typer.Option(help="rdma: NVMe/RDMA over emulated NICs; tcp: NVMe/TCP, which is faster here."),
     ] = "rdma",
     pcap: Annotated[
-        Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
+        Path | None,
+        typer.Option(help="With --transport rdma: a folder for a capture of each emulated NIC's packets."),
     ] = None,
-    media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = "memory",
+    media: Annotated[Media, typer.Option(help="Keep the drives in memory, or in files.")] = "memory",
 ) -> None:
-    """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
+    """Start enclosures, agent and mount, replay a trace through them, and end all of it.
+
+    Exit code 1 if a wrong byte was served, the agent died for good, or not all requests were played.
+    """
     from agent.cli.replay_verb import show_table
     from agent.replay.run_replay import run_replay
     from agent.replay.trace_lines import block_tokens_of

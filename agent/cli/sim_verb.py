@@ -35,8 +35,13 @@ class SimOptions:
     """A pod as the user describes it: a preset, and what differs from it."""
 
     pod: Annotated[str, typer.Option(help="The pod to begin with: one, rack or superpod.")] = "rack"
-    model: Annotated[str, typer.Option(help="The model, by its name in the table.")] = "deepseek-v3"
-    kv: Annotated[Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache.")] = "fp8"
+    model: Annotated[
+        str,
+        typer.Option(help="The model, by its name in agent/figures/figures.toml; a wrong name lists all."),
+    ] = "deepseek-v3"
+    kv: Annotated[Literal["bf16", "fp8"], typer.Option(help="Precision of the KV cache, bf16 or fp8.")] = (
+        "fp8"
+    )
     gpu: Annotated[str, typer.Option(help="The GPU: h100, h200, gb200, vr200.")] = "gb200"
     data: Annotated[
         Path | None,
@@ -46,7 +51,9 @@ class SimOptions:
             help="A TOML file with more models, GPUs, enclosures and pods.",
         ),
     ] = None
-    gpus: Annotated[int | None, typer.Option(help="GPUs in all.")] = None
+    gpus: Annotated[
+        int | None, typer.Option(help="GPUs in all; default: the pod's, as for the options that follow.")
+    ] = None
     gpus_per_host: Annotated[int | None, typer.Option(help="GPUs of a host, which share its DPU.")] = None
     enclosures: Annotated[int | None, typer.Option(help="Flash enclosures.")] = None
     drives: Annotated[int | None, typer.Option(help="Drives of each enclosure.")] = None
@@ -54,7 +61,12 @@ class SimOptions:
         str, _drive_size_option("Size of a drive, decimal as drives are sold, such as 15.36T.")
     ] = ""
     seed: Annotated[
-        int, typer.Option(min=0, max=(1 << 64) - 1, help="The same seed gives the same digest.")
+        int,
+        typer.Option(
+            min=0,
+            max=(1 << 64) - 1,
+            help="Another seed makes other requests; the same one gives the same digest.",
+        ),
     ] = 35
     requests: Annotated[
         int,
@@ -68,7 +80,9 @@ class SimOptions:
     trace: Annotated[
         Path | None,
         typer.Option(
-            parser=path_of, metavar="<path>", help="Requests from a file: JSON lines in Mooncake's format."
+            parser=path_of,
+            metavar="<path>",
+            help="Take requests from a file: JSON lines in Mooncake's format.",
         ),
     ] = None
     block_tokens: Annotated[
@@ -78,8 +92,8 @@ class SimOptions:
     load: Annotated[
         float | None,
         typer.Option(
-            help="How busy the GPUs would be without any cache: requests come at that pace. "
-            "Default: 0.7, and a trace at its own pace (0).",
+            help="Requests come so fast that GPUs without any cache would be busy for this share of the "
+            "time. Default: 0.7; with --trace 0, the trace's own pace.",
         ),
     ] = None  # fmt: skip
     players: Annotated[
@@ -87,27 +101,33 @@ class SimOptions:
         typer.Option(
             min=1,
             max=256,
-            help="Play the requests as g35 replay --concurrency N --no-prestage does, without GPUs: for "
-            "comparison with a real pool. The row is g35 alone.",
+            help="Play the requests as g35 replay --concurrency N --no-prestage does, without GPUs: to "
+            "compare with a real pool. The only row is g35.",
         ),
     ] = None
     rows: Annotated[
         str,
         typer.Option(
-            help="What to compare: g35, g35-waits, g35-prestages, g35-learns, g35-copies, g35-hedges, "
-            "g35-kv, g35+g4, g35@amd, g35@intel, recompute, g3, g4, lustre-dpu."
+            help="What to compare, with commas (docs/pod.md): g35, g35-waits, g35-prestages, g35-learns, "
+            "g35-copies, g35-hedges, g35-kv, g35+g4, g35@amd, g35@intel, recompute, g3, g4, lustre-dpu. "
+            "Default: g35, recompute, g3, lustre-dpu; with --g4 also g4, g35+g4."
         ),
     ] = ""
     faults: Annotated[
-        str, typer.Option(help="What goes wrong: stop, slow, err, kill, lose, agent, join, leave; or all.")
+        str,
+        typer.Option(
+            help="What goes wrong, with commas (docs/pod.md): stop, slow, err, kill, lose, agent, join, "
+            "leave; or all."
+        ),
     ] = ""
     fault_every: Annotated[
-        float | None, typer.Option(help="Seconds of virtual time between two faults, 0.01 or more.")
+        float | None,
+        typer.Option(help="Seconds of virtual time between two faults, 0.01 or more; default: 5."),
     ] = None
-    tenants: Annotated[int | None, typer.Option(help="Tenants that share the pool, a volume for each.")] = (
-        None
-    )
-    workers: Annotated[int | None, typer.Option(help="Workers of each host's agent.")] = None
+    tenants: Annotated[
+        int | None, typer.Option(help="Tenants that share the pool, a volume for each; default: 1.")
+    ] = None
+    workers: Annotated[int | None, typer.Option(help="Workers of each host's agent; default: 8.")] = None
     bytes_per_token: Annotated[
         int | None, typer.Option(help="KV-cache bytes of a token; default: the model's.")
     ] = None
@@ -130,16 +150,26 @@ class SimOptions:
     decode_rate: Annotated[
         float | None, typer.Option(help="Tokens a second that a GPU generates; default: as published.")
     ] = None
-    g1: Annotated[str, _size_option("Room for cache in a GPU's memory.")] = ""
-    g2: Annotated[str, _size_option("Room for cache in a host's memory.")] = ""
-    g3: Annotated[str, _drive_size_option("Room on a host's own SSDs, in the row g3, decimal.")] = ""
-    g3_rate: Annotated[str, _rate_option("Rate of a host's own SSDs.")] = ""
-    g4: Annotated[str, _rate_option("Rate of shared storage for the whole pod, such as 1TB/s.")] = ""
+    g1: Annotated[str, _size_option("Room for cache in a GPU's memory; default: 40G.")] = ""
+    g2: Annotated[
+        str,
+        _size_option("Room for cache in a host's memory; default: all memory of the host."),
+    ] = ""
+    g3: Annotated[
+        str, _drive_size_option("Room on a host's own SSDs, in the row g3, decimal; default: 16T.")
+    ] = ""
+    g3_rate: Annotated[str, _rate_option("Rate of a host's own SSDs, in the row g3; default: 28GB/s.")] = ""
+    g4: Annotated[
+        str,
+        _rate_option(
+            "Rate of shared storage for the whole pod, such as 1TB/s; the rows g4 and g35+g4 need it."
+        ),
+    ] = ""
     drive_read: Annotated[str, _rate_option("Rate of a drive's reads.")] = ""
     drive_write: Annotated[str, _rate_option("Rate of a drive's writes.")] = ""
     enclosure_nic: Annotated[str, _rate_option("Rate of an enclosure's NICs together, each way.")] = ""
     host_nic: Annotated[str, _rate_option("Rate of a host's DPU, each way, such as 800Gb/s.")] = ""
-    gpu_pcie: Annotated[str, _rate_option("Rate of a GPU's PCIe, each way.")] = ""
+    gpu_pcie: Annotated[str, _rate_option("Rate of a GPU's PCIe, each way; default: 64GB/s.")] = ""
     fabric: Annotated[
         str,
         typer.Option(help="Between the NICs: none, ecmp (flows are hashed) or spray (packets are spread)."),
@@ -163,22 +193,28 @@ class SimOptions:
         float, typer.Option(help="Part of the fabric that a neighbour takes, such as 0.3. Needs a fabric.")
     ] = 0.0
     drive_latency_ms: Annotated[
-        float | None, typer.Option(min=0, max=1000, help="What each command takes beside its bytes.")
+        float | None,
+        typer.Option(min=0, max=1000, help="Time of each command beside its bytes; default: 0.08."),
     ] = None
     drive_tail_ms: Annotated[
         float | None,
-        typer.Option(min=0, max=1000, help="One command in a hundred takes up to so much longer."),
+        typer.Option(
+            min=0, max=1000, help="One command in a hundred takes up to so much longer; default: 1."
+        ),
     ] = None
     read_deadline_ms: Annotated[
-        float | None, typer.Option(min=0.1, max=60_000, help="A later read of the pool is a miss.")
+        float | None,
+        typer.Option(
+            min=0.1, max=60_000, help="A read of the pool that takes longer is a miss; default: 50."
+        ),
     ] = None
     directory_fresh_ms: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=3_600_000,
-            help="For how long an agent believes a remembered directory that a key is absent. Default: 0, "
-            "for several agents. g35 up gives its only agent 1000.",
+            help="How long an agent believes a remembered directory that a key is absent. Default: 0, for "
+            "several agents; g35 up gives its only agent 1000.",
         ),
     ] = None
     gate: Annotated[

@@ -59,7 +59,7 @@ def _names(pool_map: PoolMap) -> dict[str, str]:
 
 @app.command()
 def status(config: Config, as_json: AsJson = False) -> None:
-    """Show what each volume has at each place. It lists the place, and asks for no value."""
+    """Show what each volume has at each place. This lists the place, and reads no value."""
     configuration, pool_map = _places(config)
     names, rows, wall = _names(pool_map), [], time.time()
     for section in configuration.spill:
@@ -81,9 +81,9 @@ def status(config: Config, as_json: AsJson = False) -> None:
 
 @app.command()
 def scrub(config: Config, as_json: AsJson = False) -> None:
-    """Check all bundles; delete what no value can come from.
+    """Read and check all bundles; delete what no value can come from.
 
-    That is bundles without a good value, and what a crash left half written an hour ago or before.
+    That is bundles without a good value, and files that a crash left half written an hour ago or earlier.
     """
     configuration, pool_map = _places(config)
     results = []
@@ -106,13 +106,13 @@ def scrub(config: Config, as_json: AsJson = False) -> None:
 @app.command()
 def drop(
     config: Config,
-    volume: Annotated[str, typer.Option(help="The volume whose bundles go.")] = "",
+    volume: Annotated[str, typer.Option(help="Delete the bundles of this volume.")] = "",
     erased: Annotated[
-        bool, typer.Option("--erased", help="Those of volumes that the pool has no more.")
+        bool, typer.Option("--erased", help="Delete those of volumes that the pool has no more.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="All that the pool has there.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Delete all that the pool has there.")] = False,
 ) -> None:
-    """Delete bundles of this pool. Marks that lead to them are misses (`g4_lost`) from then on."""
+    """Delete bundles of this pool: say which by one option. Gets that need them are misses (`g4_lost`)."""
     if (bool(volume) + erased + everything) != 1:
         raise typer.BadParameter("say one of --volume NAME, --erased and --all")
     configuration, pool_map = _places(config)

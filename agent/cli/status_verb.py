@@ -28,12 +28,15 @@ NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
 
 State = Annotated[
-    Path | None, typer.Option(readable=False, help="The state folder that was given to g35 up.")
+    Path | None,
+    typer.Option(readable=False, help="The state folder that g35 up was given; the same default."),
 ]
 # Without a parser Click would look at it, and wait for ever for an agent that hangs.
 Mount = Annotated[
     Path | None,
-    typer.Option(parser=Path, metavar="<path>", help="The mount of the agent, instead of a state folder."),
+    typer.Option(
+        parser=Path, metavar="<path>", help="Where the agent is mounted, instead of a state folder."
+    ),
 ]
 
 
@@ -42,7 +45,8 @@ def status(
     mount: Mount = None,
     as_json: AsJson = False,
     bounds: Annotated[
-        bool, typer.Option("--bounds", help="Show the counts that others can raise, and their limits.")
+        bool,
+        typer.Option("--bounds", help="Show instead the counts that others can raise, and their limits."),
     ] = False,
 ) -> None:
     """Show pool, volumes, enclosures, hit ratio, miss causes and throughput since the agent's start."""
@@ -57,11 +61,11 @@ def top(
     state: State = None,
     mount: Mount = None,
     every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between looks.")] = 1.0,
-    times: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0: until Ctrl-C.")] = 0,
+    times: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0: until q or Ctrl-C.")] = 0,
 ) -> None:
     """Show the status live, with the rates of the last interval.
 
-    On a low screen the health stays. Arrows, space, b, g and G scroll the rest; q ends, as Ctrl-C does.
+    The health of the pool stays on the screen. Arrows, space, b, g and G scroll the rest; q or Ctrl-C ends.
     """
     where = _mount(state, mount)
     earlier = read_status(where)

@@ -36,7 +36,7 @@ from agent.remote.channel import WorkerChannel
 from agent.remote.fabric import Fabric
 from agent.sizes import parse_size, size_text, unit_of
 
-Name = Annotated[str, typer.Argument(help="The tenant.")]
+Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
 
 QuotaBytes = Annotated[
     str | None,
@@ -101,9 +101,10 @@ def add(
 ) -> None:
     """Give a tenant a key, and volumes as the configuration says.
 
-    The volumes lie in room that is left. `g35 tenant set` changes the limits later. An erased tenant gets a
-    fresh key and its volumes back, empty; that takes some seconds, until no agent stores with earlier keys.
-    For a tenant that exists only the named limits change. Agents serve new volumes after a restart.
+    The volumes take room that is left in the pool. `g35 tenant set` changes the limits later. An erased
+    tenant gets a fresh key and its volumes back, empty; that takes some seconds, until no agent stores with
+    earlier keys. For a tenant that exists only the named limits change. Agents serve new volumes after a
+    restart.
     """
     configuration = load_configuration(config)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
@@ -181,13 +182,16 @@ def set_limits(
     quota_slots: QuotaSlots = None,
     bandwidth: Bandwidth = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Also where the tenant holds more, and so loses values.")
+        bool,
+        typer.Option(
+            "--yes", help="Also lower a limit below what the tenant holds, so that it loses values."
+        ),
     ] = False,
 ) -> None:
     """Change the limits of a tenant. Limits that are not named stay.
 
-    Agents apply them within seconds. A tenant above its limits loses its least wanted values, one by one: a
-    limit below its present use takes --yes.
+    Agents apply them within seconds. A tenant above a new limit loses its least wanted values, one by one. So
+    a limit below its present use takes --yes.
     """
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     if not limits:
@@ -254,8 +258,8 @@ def rotate(
 ) -> None:
     """Give a tenant's volumes new data keys, or end a rotation.
 
-    Agents seal the stored values anew while they serve. Called again, it says how many values are left; with
-    none left, it overwrites the earlier keys on every namespace. A rotation that is not ended everywhere is
+    Agents seal the stored values anew while they serve. Run it again to see how many values are left; with
+    none left, it overwrites the earlier keys on every namespace. A rotation that has not ended everywhere is
     ended first. Exit code 1 where --wait was given and the rotation is not over.
     """
     configuration = load_configuration(config)
@@ -356,12 +360,14 @@ def _left_under_earlier(channel: WorkerChannel, pool_map: PoolMap, name: str, nu
 def erase(
     name: Name,
     config: Config,
-    yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is done.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Erase. Without it, only say what would be lost.")
+    ] = False,
 ) -> None:
     """Make all of a tenant unreadable for ever. Its key is overwritten on every namespace.
 
-    A full pool takes no longer than an empty one. Agents that serve the pool notice.
-    Exit code 1 while a namespace may still hold the key; it is named: erase again once it is reached.
+    A full pool takes no longer than an empty one. Agents drop the tenant within seconds. Exit code 1 while a
+    namespace, which is named, may still hold the key: erase again once it is reached.
     """
     configuration = load_configuration(config)
     seal = keys_of(configuration)[1]

@@ -67,65 +67,78 @@ class AgentSection(Section):
 
     mount: AbsolutePath | None = Field(
         None,
-        description="Folder to mount the pool at; made if it is missing. May be left out where a "
-        "`[[virtiofs]]` says how the pool is reached.",
+        description="Folder to mount the pool at; made if it is missing. May be left out where "
+        "`[[virtiofs]]` or `[s3]` says how the pool is reached.",
     )
-    state: AbsolutePath = Field(description="Folder for the agent's own files: host identity, /fs metadata.")
+    state: AbsolutePath = Field(
+        description="Folder for the agent's own files: its host identity, names of /fs and of S3 objects."
+    )
     key_file: AbsolutePath = Field(description="The root key, mode 0600, made by `g35 key new`.")
     door: Literal["fuse", "pyfuse3"] = Field(
-        "fuse", description="`fuse`: our own FUSE protocol on clones of /dev/fuse; `pyfuse3`: the reference."
+        "fuse",
+        description="How the mount is served: `fuse`, our own FUSE protocol on clones of /dev/fuse; "
+        "`pyfuse3`, the reference, by that package.",
     )
     workers: int = Field(
         0,
         ge=0,
         le=64,
-        description="Threads that serve requests, each to completion; 0: one for each core, at least 2.",
+        description="Threads of each process that serve requests, each one to its end. 0: one for each "
+        "core, at least 2.",
     )
     processes: int = Field(
         0,
         ge=0,
         le=PROCESSES_MAX,
-        description="Processes of this agent, each with `workers` threads: the first does everything, the "
-        "others serve gets to clients on this machine and write what these put (docs/processes.md). 0: one "
-        "for each four cores, at most four, and one where the others could not serve.",
+        description="Processes of this agent, each with `workers` threads. The first does everything; the "
+        "others serve gets of clients on this machine and write the bytes of their puts "
+        "(docs/processes.md). 0: one for each four cores, at most four, and one alone where the others "
+        "could not serve.",
     )
     read_deadline_ms: float = Field(
-        50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."
+        50.0, gt=0, le=60_000, description="A get of /kv that takes longer is a miss (`late`)."
     )
     write_deadline_ms: float = Field(
-        5_000.0, gt=0, le=600_000, description="After this long a write has failed."
+        5_000.0, gt=0, le=600_000, description="A put, or a write of a block, that takes longer has failed."
     )
     directory_fresh_ms: float = Field(
         0.0,
         ge=0,
-        description="For how long a remembered directory is believed when it says that a key is absent, "
-        "what a name under /shared leads to, or that a chunk of its file is there. 0: never, so that what "
-        "another agent has stored is seen at once; with a single agent on the pool a longer time saves a "
-        "round trip for each miss and each put.",
+        description="For how long the agent believes a remembered directory that a key is absent, what a "
+        "name under /shared leads to, or that a chunk of its file is there. 0: never, so that it sees at "
+        "once what other agents have stored. With a single agent on the pool a longer time saves a round "
+        "trip for each miss and each put.",
     )
     directory_cache: Size = Field(
-        64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
+        64 << 20,
+        ge=1 << 20,
+        description="Memory for remembered directories, for all processes together; 4 KiB are 64 slots.",
     )
     registered_memory: Size = Field(
-        64 << 30, ge=0, description="Clients' memory that may be mapped here (docs/operating.md); 0: none."
+        64 << 30,
+        ge=0,
+        description="Memory of clients that the agent may map (docs/operating.md#registered-memory); 0: "
+        "none.",
     )
-    allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
+    allow_other: bool = Field(True, description="Whether users other than the agent's may enter the mount.")
     cpus: tuple[Annotated[int, Field(ge=0, le=1_048_575)], ...] = Field(
-        (), description="Processors that the agent runs on, by their numbers; empty: all that it is given."
+        (), description="Numbers of the processors that the agent runs on; empty: all that it may use."
     )
     stay_awake: StayAwake = Field(
         "auto",
-        description="Keep processors from sleeping (/dev/cpu_dma_latency; it takes root): `short`: while "
-        "values of up to 128 KiB come, 100 a second; `auto`: any size, where no two processors share a core; "
-        "`always`: while any come; `never`. It costs power, and threads that share a core speed.",
+        description="When to keep processors from sleeping (/dev/cpu_dma_latency, which takes root). "
+        "`short`: while 100 requests a second come, for values of up to 128 KiB; `auto`: for values of any "
+        "size where no two processors share a core, else as `short`; `always`: while any requests come; "
+        "`never`. It costs power, and slows threads that share a core.",
     )
     tenants: tuple[TenantName, ...] = Field(
         (),
-        description="The mount shows the volumes of these tenants only, and /fs only where all "
-        "volumes of blocks are theirs; empty: those of all.",
+        description="The mount shows only the volumes of these tenants, and /fs only where all volumes of "
+        "kind `files` are theirs; empty: all volumes.",
     )
     metrics: str = Field(
-        "", description="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035."
+        "",
+        description="Loopback address and port for Prometheus metrics, such as 127.0.0.1:9035; empty: none.",
     )
 
     @field_validator("metrics")
@@ -179,24 +192,24 @@ class EnclosureSection(Section):
     paths: tuple[str, ...] = Field(
         (),
         max_length=PATHS_MAX,
-        description="Further ways to the same subsystem, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`); "
-        "requests go on by another path when one fails (docs/multipath.md).",
+        description="Further paths to the same subsystem, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`), 7 "
+        "at the most. Requests go on by another path when one fails (docs/multipath.md).",
     )
     nqn: str = Field(min_length=4, max_length=223, description="NQN of the subsystem.")
     header_digest: bool = Field(
         False,
-        description="CRC-32C over PDU headers of I/O queues; TCP only. The admin queue has digests wherever "
-        "the enclosure has.",
+        description="CRC-32C over PDU headers of I/O queues; TCP alone. The admin queue has digests wherever "
+        "the enclosure grants them.",
     )
     data_digest: bool = Field(
         False,
-        description="CRC-32C over PDU data of I/O queues; TCP only; what is sealed is checked end to end "
+        description="CRC-32C over PDU data of I/O queues; TCP alone. Sealed values are checked end to end "
         "without it.",
     )
     host_secret_file: AbsolutePath | None = Field(
         None,
-        description="As in `[fabric]`, for this enclosure; with it `controller_secret_file` of `[fabric]` "
-        "does not count here.",
+        description="As in `[fabric]`, for this enclosure. Where it is set, both files of `[fabric]` do not "
+        "count here.",
     )
     controller_secret_file: AbsolutePath | None = Field(
         None, description="As in `[fabric]`, for this enclosure."
@@ -226,19 +239,19 @@ class EnclosureSection(Section):
 
 
 class DiscoverySection(Section):
-    """A discovery controller that names enclosures (docs/operating.md).
-
-    The agent stays connected to it, connects to what it lists, and follows when that changes.
-    """
+    """A discovery controller that names enclosures (docs/operating.md). The agent stays connected to it,
+    connects to the enclosures that it lists, and follows when the list changes."""
 
     name: Annotated[str, name_of_letters(54)] = Field(
-        description="Your name for it; the names of its enclosures begin with it."
+        description="Your name for it; names of the enclosures that it lists begin with it."
     )
-    transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport to it, not to what it lists.")
+    transport: Literal["tcp", "rdma"] = Field(
+        "tcp", description="The transport to the discovery controller itself; its list names others."
+    )
     address: HostAddress = Field(description="IP address or host name, without a port.")
     port: int = Field(8009, ge=1, le=65_535, description="TCP port, or RDMA service port.")
-    header_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
-    data_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
+    header_digest: bool = Field(False, description="As in `[[enclosures]]`, for it and what it lists.")
+    data_digest: bool = Field(False, description="As in `[[enclosures]]`, for it and what it lists.")
     host_secret_file: AbsolutePath | None = Field(
         None, description="As in `[fabric]`, for it and for the enclosures that it lists."
     )
@@ -257,18 +270,19 @@ class FabricSection(Section):
     )
     local_address: str = Field(
         "",
-        description="Address of the RDMA device to connect from; empty: whichever leads there. The emulated "
-        "device is made at it, and listens at its UDP port 4791; empty: a free address on loopback.",
+        description="Address of the RDMA device to connect from; empty: the one that leads to the "
+        "enclosure. An emulated device is made at this address, and listens at its UDP port 4791; empty: a "
+        "free address on loopback.",
     )
     host_secret_file: AbsolutePath | None = Field(
         None,
-        description="The agent's DH-HMAC-CHAP secret, a file of mode 0600 made by `g35 key make-dhchap`; for "
-        "enclosures that want their hosts to authenticate. Read anew for every connection.",
+        description="The agent's DH-HMAC-CHAP secret, a file of mode 0600 made by `g35 key make-dhchap`, for "
+        "enclosures whose hosts have to authenticate. Read anew for every connection.",
     )
     controller_secret_file: AbsolutePath | None = Field(
         None,
-        description="The enclosure's own secret, another such file: then an enclosure that cannot prove "
-        "itself with it is not connected to.",
+        description="The enclosures' own secret, another such file. With it the agent connects to no "
+        "enclosure that cannot prove itself. It wants `host_secret_file`.",
     )
 
     @field_validator("local_address")
@@ -282,11 +296,11 @@ class FabricSection(Section):
 
 
 class VolumeSection(Section):
-    """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
+    """A volume that `g35 pool format` or `g35 tenant add` makes. Later changes here do not change it."""
 
     name: VolumeName = Field(
-        description="Name under /kv or /shared, or among the volumes behind /fs: letters, digits, `.`, `_`, "
-        "`-`."
+        description="Name under /kv or /shared, or among the volumes behind /fs: letters, digits, `.`, `_` "
+        "and `-`."
     )
     kind: Literal["kv", "files", "shared"] = Field(
         "kv",
@@ -294,34 +308,42 @@ class VolumeSection(Section):
         "volumes, one for chunks of files and one, of some 4 % of the room, for their names.",
     )
     value_size: Size = Field(
-        1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
+        1 << 20,
+        ge=VALUE_BYTES_MIN,
+        le=VALUE_BYTES_MAX,
+        description="The largest value that a slot takes, 64K to 16M; with layout `kv` to 2M.",
     )
     unit_size: Size = Field(
         0,
-        description="Sealed at a time: 64K to 1M, a power of two. 0 chooses: for `kv` and `shared` the whole "
-        "value up to 1M, because few long calls leave the cores to each other; for `files` at most 256K, "
-        "because programs read ranges.",
+        description="Bytes that are sealed at a time: 64K to 1M, a power of two. 0: for `kv` and `shared` "
+        "the whole value up to 1M, for `files` at most 256K, because programs read ranges of files.",
     )
-    suite: SuiteName = Field("aes-256-gcm", description="How slots are sealed.")
+    suite: SuiteName = Field(
+        "aes-256-gcm",
+        description="How slots are sealed: `aes-256-gcm`, `aes-256-xts+crc64`, or `plain+crc64`, in clear.",
+    )
     ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
-    share: float = Field(gt=0, le=1, description="Its part of the pool's bytes.")
+    share: float = Field(
+        gt=0, le=1, description="Its part of the pool's bytes; parts of volumes in sets add up to 1 at most."
+    )
     tenant: TenantName = Field(
         "default", description="Whose volume it is; tenants have keys of their own (docs/tenants.md)."
     )
     layout: Layout = Field(
         "auto",
-        description="`sets`: in slots on namespaces of logical blocks; `kv`: one volume, whole, on the "
-        "namespaces of the KV command set; `auto`: `sets` where there are namespaces of blocks, else `kv`.",
+        description="`sets`: in slots on namespaces of logical blocks. `kv`: on the namespaces of the KV "
+        "command set, which one volume has whole. `auto`: `sets` where there are namespaces of blocks, else "
+        "`kv`.",
     )
     copies: Literal[1, 2] = Field(
         1,
-        description="2: a second copy of each value in another namespace, and gets that ask both where one "
-        "is slow. For `kv` volumes in sets. It halves what the volume holds.",
+        description="2: each value has a second copy in another namespace, and a get asks both where one is "
+        "slow. For `kv` volumes in sets. The volume then holds half as much.",
     )
     marks: Literal[64, 340] = Field(
         64,
-        description="How many values in G4 a set of 64 slots remembers (docs/tiers.md). 340 takes a second "
-        "block of directory, of 4 KiB for each set. For `kv` volumes in sets, of one copy.",
+        description="How many values in G4 a set of 64 slots remembers (docs/tiers.md). 340 takes 4 KiB more "
+        "for each set. For `kv` volumes in sets, of one copy.",
     )
 
     local_first: bool = Field(
@@ -356,45 +378,45 @@ class VolumeSection(Section):
 
 
 class FilesSection(Section):
-    """The file face, /fs. It is there when the pool has a volume of kind `files`."""
+    """Files under /fs, which is there when the pool has a volume of kind `files`."""
 
     staging: Size = Field(256 << 20, ge=16 << 20, description="Memory for files being written.")
     on_full: Literal["enospc", "evict"] = Field(
-        "enospc", description="`evict`: whole least recently used files go to make room."
+        "enospc",
+        description="When there is no room: `enospc` refuses; `evict` removes whole files, the least "
+        "recently used first.",
     )
 
 
 class VirtioFsSection(Section):
-    """A device for a guest: the socket at which QEMU's `vhost-user-fs-pci` finds it (docs/virtiofs.md).
-
-    One table for each guest; a single one may be written `[virtiofs]`. The tag is given to QEMU.
-    """
+    """A device for a guest: the socket at which QEMU's `vhost-user-fs-pci` finds it (docs/virtiofs.md). One
+    table for each guest; a single one may be written `[virtiofs]`. The tag is given to QEMU."""
 
     socket: Path = Field(description="Path of the Unix socket to listen at; mode 0600.")
     queues: int = Field(
         0,
         ge=0,
         le=64,
-        description="Request queues, a thread each; QEMU's `num-request-queues` may ask for as many. "
+        description="Request queues, a thread each: the most that QEMU's `num-request-queues` may ask for. "
         "0: as many as `agent.workers`.",
     )
     subtree: str = Field(
         "/",
         max_length=1024,
-        description="The folder of /fs that the guest sees as its /fs; made if it is missing. Empty: no /fs.",
+        description="The folder of /fs that the guest sees as its /fs; made if missing. Empty: no /fs.",
     )
     volumes: tuple[str, ...] = Field(
         (), description="The key-value and shared volumes that the guest sees; empty: all of them."
     )
     tenants: tuple[TenantName, ...] = Field(
         (),
-        description="The device shows the volumes of these tenants only, and /fs only where all "
-        "volumes of blocks are theirs; empty: those of all.",
+        description="The device shows only the volumes of these tenants, and /fs only where all volumes of "
+        "kind `files` are theirs; empty: all volumes.",
     )
     sealed_memory: bool = Field(
         True,
-        description="Refuse guest memory that could shrink or run out of pages under the agent, which would "
-        "kill it. QEMU's memory-backend-memfd is taken; false is for memory-backend-file on tmpfs or "
+        description="Refuse guest memory that could shrink or run out of pages, which would kill the agent. "
+        "`true` takes QEMU's memory-backend-memfd alone; `false` also memory-backend-file on tmpfs or "
         "hugetlbfs, and hugetlb=on.",
     )
 
@@ -427,41 +449,46 @@ class PrestageSection(Section):
     )
     waits: Literal["sealed", "open"] = Field(
         "sealed",
-        description="How announced values wait: `sealed`, as on flash, or `open`, in clear, which saves the "
-        "cipher when they are asked for and leaves them readable in the agent's memory for up to 65 s.",
+        description="How announced values wait: `sealed`, as on flash, or `open`, in clear. `open` saves "
+        "deciphering at the get, and leaves values readable in the agent's memory for up to 65 s.",
     )
     learn: bool = Field(
         False,
-        description="Read the likely continuation of a prefix that is being read, learned from what followed "
-        "it before. It has half of `memory` at the most.",
+        description="Read ahead what is likely to follow a prefix, learned from what followed it before. "
+        "Takes half of `memory` at the most.",
     )
-    depth: int = Field(DEPTH, ge=1, le=64, description="Values that are read ahead of the one being read.")
+    depth: int = Field(
+        DEPTH, ge=1, le=64, description="With `learn`: values that are read ahead of the one being read."
+    )
     learn_rate: Size = Field(
-        1 << 30, ge=0, description="Bytes a second at the most that are read for guesses; 0: without bound."
+        1 << 30, ge=0, description="With `learn`: bytes a second at the most for reading ahead; 0: no bound."
     )
 
 
 class PolicySection(Section):
-    """How this agent serves one key-value volume, where that is not as by default (docs/prestaging.md)."""
+    """How this agent serves one key-value volume, where the defaults do not fit (docs/prestaging.md)."""
 
     volume: VolumeName = Field(description="The volume; one table for each.")
     write: Literal["through", "back", "second-use"] = Field(
         "through",
-        description="When a put is acknowledged. `through`: when it is on flash; `back`: when it is in this "
-        "agent's memory, and an agent that dies loses what it has yet to store; `second-use`: as `through`, "
-        "but where a live value would have to go, a key that was not put before is taken and forgotten; not "
-        "for a shared volume.",
+        description="When a put is acknowledged. `through`: when it is on flash. `back`: when it is in this "
+        "agent's memory; an agent that dies loses what it has yet to store. `second-use`: as `through`, but "
+        "where a live value would have to go, a key that was not put before is acknowledged and not stored; "
+        "not for a shared volume.",
     )
     write_back_memory: Size = Field(
-        64 << 20, ge=1 << 20, description="Memory for values that `back` has yet to store; others go through."
+        64 << 20,
+        ge=1 << 20,
+        description="Memory for values that `back` has yet to store. A put without room there goes "
+        "`through`.",
     )
     prefill_tokens_per_s: float = Field(
         0.0,
         ge=0,
-        description="How many tokens a second the engine computes. With `bytes_per_token` a get that would "
-        "take longer than computing its value is a miss (`late`) at once; 0: none is refused for that.",
+        description="Tokens a second that the engine computes. With `bytes_per_token` a get that would take "
+        "longer than computing its value is a miss (`late`) at once. 0: off.",
     )
-    bytes_per_token: Size = Field(0, ge=0, description="What a token weighs in a value of this volume.")
+    bytes_per_token: Size = Field(0, ge=0, description="Bytes of a token in the values of this volume.")
 
     @model_validator(mode="after")
     def _gate_is_whole(self) -> "PolicySection":
@@ -475,44 +502,42 @@ class PoolSection(Section):
 
     membership: Literal["manual", "auto"] = Field(
         "manual",
-        description="Who lets blank namespaces into the pool: `manual`, `g35 pool add`; `auto`, this agent "
-        "while it serves, which also settles the pool where `rebalance` is set.",
+        description="Who adds blank namespaces to the pool: `manual`: you, by `g35 pool add`; `auto`: this "
+        "agent while it serves, which also settles the pool where `rebalance` is set.",
     )
     join_after_s: float = Field(
         30.0,
         ge=0.5,
         le=86_400,
-        description="With `auto`: how long no other namespace must have come or gone before those that are "
-        "new join, all at once.",
+        description="With `auto`: new namespaces join, all at once, when for this long none has come or "
+        "gone.",
     )
     rebalance: Size = Field(
         0,
         ge=0,
-        description="Bytes a second at the most that this agent moves to namespaces that joined the pool; "
+        description="Bytes a second at the most that this agent moves to namespaces that joined the pool. "
         "0: it moves nothing. Where a pool holds files, set it on the agent that serves them.",
     )
     allow_plain: bool = Field(
-        False, description="The second word for `plain+crc64`: without it that suite is refused."
+        False, description="Allow volumes of suite `plain+crc64`, which stores values in clear."
     )
 
 
 class ScrubSection(Section):
-    """Reading all that is stored, to find what is bad before somebody asks for it (docs/operating.md).
-
-    Every agent with this section reads all of the pool, so set it on one.
-    """
+    """Reading all stored values, to find bad ones before somebody asks for them (docs/operating.md). Every
+    agent with this section reads the whole pool, so set it on one agent."""
 
     bandwidth: Size = Field(
         0,
         ge=0,
-        description="Bytes a second at the most, and an eighth of it while the agent's workers read or "
+        description="Bytes a second at the most, and an eighth of that while the agent's workers read or "
         "write; 0: no scrub.",
     )
     every_hours: float = Field(
         24.0,
         gt=0,
         le=24 * 365,
-        description="The next pass begins so long after the end of one; the first with the agent.",
+        description="Hours from the end of one pass to the next; the first begins with the agent.",
     )
 
 

@@ -24,7 +24,7 @@ class HttpSection(Section):
         (),
         max_length=8,
         description="Where it listens, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`). Beyond loopback it "
-        "wants `certificate`. Empty: there is no such door.",
+        "wants `certificate`. Empty: off.",
     )
     certificate: AbsolutePath | None = Field(
         None, description="TLS: the certificate with its chain, PEM. With it the door speaks TLS alone."
@@ -34,13 +34,17 @@ class HttpSection(Section):
         256,
         ge=1,
         le=4096,
-        description="Connections at once; further ones wait. Before its client has shown a key, one is "
-        "counted by its address, which has as many as it leaves to others; more are closed. After that it is "
-        "the tenant's: half are owed to the tenants in equal shares, and a tenant with too many is told to "
-        "slow down.",
+        description="Connections at once. Until its client shows a key or token, a connection counts for "
+        "its address, which may have as many as it leaves to others; for more the oldest of these is "
+        "closed. Then it counts for its tenant: half of all are reserved for tenants in equal shares, and a "
+        "tenant with too many is told to slow down.",
     )
     idle_s: float = Field(
-        60.0, gt=0, le=3600, description="A connection that moves nothing for this long is closed."
+        60.0,
+        gt=0,
+        le=3600,
+        description="A connection that moves nothing for this long is closed, before its first request after "
+        "10 s at the most.",
     )
 
     @model_validator(mode="after")

@@ -20,8 +20,8 @@ class LocalSection(Section):
     size: Size = Field(
         0,
         ge=0,
-        description="How much of it is used; it stays as it was at the first start. 0: all. A file is made "
-        "where there is none.",
+        description="How much of it is used; it cannot be changed later. 0: all. With a size, `g35 pool "
+        "format` and `g35 pool add` make a file that is missing.",
     )
     export: str = Field(
         "127.0.0.1:4421",
@@ -34,7 +34,7 @@ class LocalSection(Section):
         "`HOST_NQN SECRET [CONTROLLER_SECRET]`, a file of mode 0600.",
     )
     name: Annotated[str, name_of_letters(64)] | None = Field(
-        None, description="Your name for it; none: `local:` and the file name of `path`."
+        None, description="Your name for it; default: `local:` and the file name of `path`."
     )
 
     @property

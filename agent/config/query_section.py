@@ -19,28 +19,28 @@ class QuerySection(HttpSection):
     `listen` is given."""
 
     workers: int = Field(
-        1, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
+        1, ge=1, le=16, description="Threads of the door; each has a queue of its own on every enclosure."
     )
     requests: int = Field(
         16,
         ge=1,
         le=256,
-        description="Requests under way at once; one for each tenant at least. Half are owed to the tenants "
-        "in equal shares. A tenant with too many is told to slow down.",
+        description="Requests under way at once; one for each tenant at least. Half are reserved for "
+        "tenants in equal shares. A tenant with too many is told to slow down.",
     )
     keys_per_s: int = Field(
         1_000_000,
         ge=1_000,
         le=1_000_000_000,
-        description="Keys that a tenant may ask for in a second, and ahead at once. Beyond, it is told when "
-        "to come again.",
+        description="Keys a second that a tenant may ask for, and as many at once. Beyond that it is told "
+        "when to ask again.",
     )
     deadline_ms: int = Field(
         50,
         ge=1,
         le=10_000,
-        description="How long an answer waits for directories that are not remembered. What did not come by "
-        "then counts as late.",
+        description="How long an answer waits for directories that are not remembered. Later ones count as "
+        "`late`.",
     )
     tenants: tuple[QueryTenantSection, ...] = Field((), max_length=64, description="See `[[query.tenants]]`.")
 

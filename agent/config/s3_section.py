@@ -44,7 +44,8 @@ class S3Section(HttpSection):
 
     domain: str = Field(
         "",
-        description="With `s3.example`, host `kv1.s3.example` is bucket `kv1`; else the path has it.",
+        description="With `s3.example`, host `kv1.s3.example` is bucket `kv1`; at other hosts the path has "
+        "it.",
     )
     hosts: tuple[str, ...] = Field(
         (),
@@ -53,18 +54,19 @@ class S3Section(HttpSection):
         "the bucket in the host.",
     )
     region: str = Field(
-        "us-east-1", description="Its region. A signature for another is refused, and told this one."
+        "us-east-1",
+        description="Its region. A signature for another one is refused, and the answer names this one.",
     )
     workers: int = Field(
-        2, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
+        2, ge=1, le=16, description="Threads of the door; each has a queue of its own on every enclosure."
     )
     transfers: int = Field(
         32,
         ge=1,
         le=256,
         description="Bodies that move at once, with 2 MiB of memory for each; one for each tenant at least. "
-        "Each reader of `agent.processes` moves its part of as many besides. "
-        "Half are owed to the tenants in equal shares. Who waits for 20 s is told to slow down.",
+        "Each further process of `agent.processes` moves `transfers` divided by their number besides. Half "
+        "are reserved for tenants in equal shares. A request that waits for 20 s is told to slow down.",
     )
     staging: Size = Field(
         64 << 20, ge=16 << 20, description="Memory, of each tenant, for objects that are being written."
@@ -77,30 +79,33 @@ class S3Section(HttpSection):
     names_max: Size = Field(
         2 << 30,
         ge=1 << 20,
-        description="What the index of a tenant may take of the state folder's disk: names, metadata, parts, "
+        description="Room on the state folder's disk for the index of a tenant: names, metadata, parts, "
         "which no quota counts. Beyond it nothing new is stored.",
     )
     upload_hours: float = Field(
-        24.0, gt=0, le=8760, description="A multipart upload that is not completed by then is given up."
+        24.0,
+        gt=0,
+        le=8760,
+        description="A multipart upload that is not completed within so many hours is removed.",
     )
     rdma: str = Field(
         "",
-        description="Address of the RDMA device by which objects move for clients that ask for it, through "
-        "`fabric.verbs_provider`; `transfers` MiB of memory are registered with it. Empty: plain HTTP alone.",
+        description="Address of the RDMA device that moves objects for clients that ask for it, by "
+        "`fabric.verbs_provider`. `transfers` MiB of memory are registered with it. Empty: plain HTTP alone.",
     )
     rdma_connections: int = Field(
         64,
         ge=1,
         le=1024,
-        description="RDMA connections of clients at once. Half are owed to the tenants in equal shares. One "
-        "that nobody uses for 5 minutes ends.",
+        description="RDMA connections of clients at once. Half are reserved for tenants in equal shares. A "
+        "connection that nobody uses for 5 minutes ends.",
     )
     rdma_clients: tuple[str, ...] = Field(
         (),
         max_length=64,
-        description="Networks, such as `10.1.0.0/16`, in which clients may have their RDMA devices. A client "
-        "may always use the address that its request comes from, and else neither that of `rdma` nor one of "
-        "an enclosure. Name networks that have clients alone.",
+        description="Networks, such as `10.1.0.0/16`, where clients may have their RDMA devices, beside the "
+        "address that a request comes from. The address of `rdma` and those of enclosures are left out. Name "
+        "networks that have clients alone.",
     )
     tenants: tuple[S3TenantSection, ...] = Field((), max_length=64, description="See `[[s3.tenants]]`.")
 

@@ -29,7 +29,7 @@ class SpillSection(Section):
     folder: AbsolutePath | None = Field(
         None, description="A folder of a shared file system (Scale, NFS, Lustre) or of a disk; it must exist."
     )
-    bucket: str = Field("", description="Or a bucket; it must exist.")
+    bucket: str = Field("", description="Or a bucket of an S3 store; it must exist.")
     endpoint: str = Field("", description="Of the bucket: `https://HOST:PORT`, or `http://`.")
     region: str = Field("us-east-1", min_length=1, max_length=64, description="Of the bucket.")
     credentials_file: AbsolutePath | None = Field(
@@ -37,18 +37,18 @@ class SpillSection(Section):
         description="Of the bucket: an access key in the format of the AWS tools, a file of mode 0600.",
     )
     max_bytes: Size = Field(
-        ge=BUNDLE_BYTES_MAX, description="The room that this pool's values may take there, for each volume."
+        ge=BUNDLE_BYTES_MAX, description="Bytes that this pool's values may take there, for each volume."
     )
     values: Literal["used", "all"] = Field(
         "used",
         description="Which evicted values go there: `used`, those that were read since they were put, or are "
-        "pinned; `all`, which writes ten times as much and finds ten times as much.",
+        "pinned; `all`, which writes some ten times as much (docs/tiers.md).",
     )
     bundle: Size = Field(
         32 << 20,
         ge=BUNDLE_BYTES_MIN,
         le=BUNDLE_BYTES_MAX,
-        description="Bytes of one object, 8M to 64M; short values make smaller ones.",
+        description="Bytes of one object, 8M to 64M; one that does not fill up in time is smaller.",
     )
     rate: Size = Field(
         256 << 20, ge=1 << 20, description="Bytes a second at the most that this agent writes there."
@@ -57,14 +57,14 @@ class SpillSection(Section):
         100.0,
         gt=0,
         le=60_000,
-        description="What a get waits for a value from there, beside its time for flash.",
+        description="How long a get waits for a value from there, beyond its time for flash.",
     )
     memory: Size = Field(
         256 << 20,
         ge=4 * BUNDLE_BYTES_MAX,
-        description="Memory for bundles that are being made and for values that are on their way up.",
+        description="Memory for bundles in the making and for values on their way up.",
     )
-    in_flight: int = Field(32, ge=1, le=256, description="Ranges that are asked for at once.")
+    in_flight: int = Field(32, ge=1, le=256, description="Reads from there that are under way at once.")
 
     @property
     def name(self) -> str:

@@ -20,7 +20,8 @@ CHILDREN_SECONDS = 5.0
 
 def down(
     state: Annotated[
-        Path | None, typer.Option(readable=False, help="The state folder that was given to g35 up.")
+        Path | None,
+        typer.Option(readable=False, help="The state folder that g35 up was given; the same default."),
     ] = None,
 ) -> None:
     """Unmount and end the pool that `g35 up` started. The data on its drives stay."""

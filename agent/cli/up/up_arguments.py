@@ -82,54 +82,80 @@ def metrics_option(text: str) -> str:
 class UpOptions:
     """What the user of `g35 up` chooses."""
 
-    transport: Annotated[Transport, typer.Option(help="NVMe-oF transport.")] = "tcp"
-    enclosures: Annotated[int, typer.Option(min=0, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2
-    drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2
+    transport: Annotated[
+        Transport, typer.Option(help="tcp: NVMe/TCP; rdma: NVMe/RDMA over emulated NICs.")
+    ] = "tcp"
+    enclosures: Annotated[
+        int, typer.Option(min=0, max=ENCLOSURES_MAX, help="How many enclosures; 0 only with --local.")
+    ] = 2
+    drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each enclosure.")] = 2
     drive_size: Annotated[str, typer.Option(callback=drive_size_option, help="Size of each drive.")] = "1G"
-    media: Annotated[Media, typer.Option(help="Sparse files survive a restart; memory is faster.")] = "files"
+    media: Annotated[
+        Media,
+        typer.Option(
+            help="files: sparse files, which survive a restart; memory: faster, and empty after it."
+        ),
+    ] = "files"
     prefault: Annotated[
-        bool, typer.Option(help="Allocate the memory of drives at once; for measurements.")
+        bool, typer.Option(help="With --media memory: allocate all of it at once; for measurements.")
     ] = False
     mount: Annotated[
         Path | None,
-        typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state."),
+        typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state folder."),
     ] = None
-    state: Annotated[Path | None, typer.Option(readable=False, help="Folder for drives, keys and logs.")] = (
-        None
-    )
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            readable=False,
+            help="Folder for drives, keys and logs; default: g35 in $XDG_STATE_HOME or ~/.local/state.",
+        ),
+    ] = None
     value_size: Annotated[
         str,
         typer.Option(
-            callback=value_size_option, help="Slots of the volume `kv` take values up to this; 64K to 16M."
+            callback=value_size_option, help="Largest value that the volume `kv` takes; 64K to 16M."
         ),
     ] = "1M"
     chunk_size: Annotated[
         str,
-        typer.Option(callback=value_size_option, help="Files of /shared lie in chunks of this; 64K to 16M."),
+        typer.Option(
+            callback=value_size_option, help="Files of /shared are stored in chunks of this size; 64K to 16M."
+        ),
     ] = "1M"
-    suite: Annotated[SuiteName, typer.Option(help="Cipher suite of a new pool.")] = "aes-256-gcm"
-    door: Annotated[Door, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = "fuse"
+    suite: Annotated[
+        SuiteName,
+        typer.Option(help="Cipher suite of a new pool; plain+crc64 stores values in clear."),
+    ] = "aes-256-gcm"
+    door: Annotated[
+        Door, typer.Option(help="fuse: our own FUSE door; pyfuse3: the reference, by that package.")
+    ] = "fuse"
     workers: Annotated[
-        int, typer.Option(min=0, max=64, help="Threads of the agent; 0: one for each core, at least 2.")
+        int,
+        typer.Option(
+            min=0, max=64, help="Threads of each process of the agent; 0: one for each core, at least 2."
+        ),
     ] = 0
     processes: Annotated[
         int,
         typer.Option(
             min=0,
             max=64,
-            help="Processes of the agent; all serve gets and take the bytes of puts. 0: by the machine.",
+            help="Processes of the agent; all serve gets and take the bytes of puts. 0: one for each 4 "
+            "cores, at most 4.",
         ),
     ] = 0
     read_deadline_ms: Annotated[
         float | None,
         typer.Option(
-            min=0.1, max=60_000, help="A later /kv read is a miss; default: 50, over emulated RDMA 500."
+            min=0.1,
+            max=60_000,
+            help="A get of /kv that takes longer is a miss; default: 50, over emulated RDMA 500.",
         ),
     ] = None
     ports: Annotated[
         int,
         typer.Option(
-            min=1, max=PATHS_MAX + 1, help="TCP ports of each enclosure: as many paths to its drives."
+            min=1, max=PATHS_MAX + 1, help="TCP ports of each enclosure, each a path to its drives."
         ),
     ] = 1
     local: Annotated[
@@ -142,27 +168,36 @@ class UpOptions:
         ),
     ] = None
     shared: Annotated[
-        bool, typer.Option(help="Other agents use the pool, too: read flash for each key that seems absent.")
+        bool,
+        typer.Option(help="Other agents use the pool, too: look on flash before a key counts as absent."),
     ] = False
-    files: Annotated[bool, typer.Option(help="A new pool has /fs and /shared, and not /kv alone.")] = True
+    files: Annotated[
+        bool, typer.Option(help="A new pool has /fs and /shared; with --no-files /kv alone.")
+    ] = True
     virtiofs: Annotated[
         bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
     ] = False
-    learn: Annotated[
-        bool, typer.Option("--learn", help="Read the likely continuation of a prefix ahead.")
-    ] = False
+    learn: Annotated[bool, typer.Option("--learn", help="Read ahead what is likely to follow a prefix.")] = (
+        False
+    )
     write: Annotated[
-        Write, typer.Option(help="When a put into `kv` is acknowledged; see docs/prestaging.md.")
+        Write,
+        typer.Option(
+            help="When a put into `kv` is acknowledged. through: on flash; back: in the agent's memory; "
+            "second-use: as through, but a full volume stores a key only when it is put again."
+        ),
     ] = "through"
     prefill_tokens_per_s: Annotated[
         float,
         typer.Option(
-            min=0, max=1e9, help="Tokens a second that the engine computes: slower gets are misses at once."
+            min=0,
+            max=1e9,
+            help="Tokens a second that the engine computes. A get that would take longer is a miss at once.",
         ),
     ] = 0.0
     bytes_per_token: Annotated[
         str,
-        typer.Option(callback=token_option, help="Bytes of a token, for --prefill-tokens-per-s."),
+        typer.Option(callback=token_option, help="KV-cache bytes of a token, for --prefill-tokens-per-s."),
     ] = "0"
     s3: Annotated[
         bool, typer.Option("--s3", help="Serve S3 clients on loopback, too; says where the access key is.")
@@ -179,29 +214,35 @@ class UpOptions:
         typer.Option(
             parser=Path,
             metavar="<path>",
-            help="A folder for values of `kv` that are evicted, 64 GiB of them.",
+            help="G4: a folder, which has to exist, for up to 64 GiB of values that are evicted from `kv`.",
         ),
     ] = None
     prestage_memory: Annotated[
         str,
-        typer.Option(callback=memory_option, help="Memory for prestaged values; 0: none."),
+        typer.Option(callback=memory_option, help="Memory of the agent for prestaged values; 0: none."),
     ] = "256M"
     stay_awake: Annotated[
         StayAwake,
-        typer.Option(help="Which requests keep processors from sleeping; it takes root."),
+        typer.Option(
+            help="Requests that keep processors from sleeping, which takes root. short: values up to 128 "
+            "KiB; auto: all, where no two processors share a core, else short; always; never."
+        ),
     ] = "auto"
     metrics: Annotated[
         str,
         typer.Option(
             callback=metrics_option,
-            help="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035.",
+            help="Loopback address and port for Prometheus metrics, such as 127.0.0.1:9035; default: none.",
         ),
     ] = ""
     pcap: Annotated[
-        Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
+        Path | None,
+        typer.Option(help="With --transport rdma: a folder for a capture of each emulated NIC's packets."),
     ] = None
-    restart: Annotated[bool, typer.Option(help="Restart processes that die.")] = True
-    detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False
+    restart: Annotated[bool, typer.Option(help="Start enclosures and agent again when they die.")] = True
+    detach_: Annotated[
+        bool, typer.Option("--detach", help="Return once the pool is up; g35 down ends it.")
+    ] = False
 
     @property
     def deadline_ms(self) -> float:
