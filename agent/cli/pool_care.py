@@ -46,8 +46,8 @@ def scrub(
 ) -> None:
     """Read all stored values and remove bad ones.
 
-    It makes second copies that are missing. Agents may serve meanwhile. Bad blocks of files are left to the agent that serves /fs. Exit code 1 where
-    sets were skipped, because their enclosure is away or slow.
+    It makes second copies that are missing. Agents may serve meanwhile. Bad blocks of files are left to the
+    agent that serves /fs. Exit code 1 where sets were skipped, because their enclosure is away or slow.
     """
     configuration = load_configuration(config)
     root, seal = keys_of(configuration)

@@ -71,9 +71,10 @@ def format_pool(
         ),
     ] = False,
 ) -> None:
-    """Make a pool on the namespaces of the configuration, with its volumes.
+    """Make a pool on the namespaces of the configuration.
 
-    Namespaces that carry anything are refused without --force, with which it is lost.
+    It gets the volumes of the configuration. Namespaces that carry anything are refused without --force, with
+    which their contents are lost.
     """
     configuration = load_configuration(config)
     if not configuration.volumes:
