@@ -83,7 +83,7 @@ class Reader(threading.Thread):
 def connect_both(enclosure: RunningEnclosure, ports: list[int]) -> list[KernelController]:
     return [
         kernel_host.connect(
-            enclosure.nqn, port, "--reconnect-delay=1", "--ctrl-loss-tmo=120", "--keep-alive-tmo=2"
+            enclosure.nqn, port, "--reconnect-delay=1", "--ctrl-loss-tmo=600", "--keep-alive-tmo=2"
         )
         for port in ports
     ]
@@ -123,7 +123,7 @@ def test_the_kernel_follows_the_states_and_outlives_a_path(processes: Processes,
         reader.goes_on()
         write_directly(device, content, seek=2)
         ask(enclosure.control, "port", number=2, up=True)
-        second.wait_for_state("live", 60)
+        second.wait_for_state("live")
         ask(enclosure.control, "access", number=1, state="optimized")
         states_are("optimized", "optimized")
         reader.goes_on()

@@ -48,13 +48,13 @@ def get_by_each_processor(gpu: GpuHostUp) -> None:
 
 
 def test_each_process_serves_a_processor_of_the_guest(gpu: GpuHostUp) -> None:
-    wait_until(lambda: served(gpu)[0] == "serving", 60, "the other process to serve")
+    wait_until(lambda: served(gpu)[0] == "serving", 240, "the other process to serve")
     for name, size in SIZES.items():
         assert gpu.call("put_values", name=name, count=COUNT, size=size) == COUNT
     get_by_each_processor(gpu)
-    wait_until(lambda: served(gpu)[2] == COUNT * TURNS * len(SIZES), 10, "gets by one processor")
+    wait_until(lambda: served(gpu)[2] == COUNT * TURNS * len(SIZES), 60, "gets by one processor")
     (row,) = gpu.pool.status()["processes"]
     os.kill(row["pid"], signal.SIGKILL)
     get_by_each_processor(gpu)
-    wait_until(lambda: served(gpu)[:2] == ("serving", 2), 60, "the other process to be started again")
+    wait_until(lambda: served(gpu)[:2] == ("serving", 2), 240, "the other process to be started again")
     get_by_each_processor(gpu)

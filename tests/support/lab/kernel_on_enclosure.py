@@ -73,13 +73,13 @@ def find_again(
 ) -> None:
     """An enclosure ends and is started again: the kernel's controller comes back to it, and what was written
     is there."""
-    controller = first.connect("--reconnect-delay=1", "--ctrl-loss-tmo=120", "--keep-alive-tmo=5")
+    controller = first.connect("--reconnect-delay=1", "--ctrl-loss-tmo=600", "--keep-alive-tmo=5")
     content = os.urandom(MEBIBYTE)
     write_directly(controller.wait_for_namespace(1), content)
     first.process.stop(60, how)
     wait_until(lambda: controller.state != "live", 240, "the kernel to notice")
 
     assert start_again().nqn == first.nqn
-    controller.wait_for_state("live", 90)
+    controller.wait_for_state("live")
     assert read_directly(controller.wait_for_namespace(1), 256) == content
     controller.disconnect()
