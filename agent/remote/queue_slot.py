@@ -132,6 +132,10 @@ def _again(queue: HostQueue) -> HostQueue:
 
 def submit(slot: QueueSlot, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
     """Send the commands of one request; why it could not be done, and nothing is under way then."""
+    if len(built) > 1 and not queue.has_room(len(built)):
+        # To begin it and give it up would break a queue pair, with all that is under way there.
+        submit_each(slot, queue, (), False)  # what waits for it leaves
+        return f"the queue has no room for {len(built)} commands"
     why = submit_each(slot, queue, built, more)
     if why is not None:
         # The commands that went out stay in flight until they are abandoned here; the rest never went.

@@ -200,12 +200,15 @@ class RdmaQueue:
         self._buffers.give_back(self._answers)
         return ended
 
+    def has_room(self, commands: int) -> bool:
+        return len(self._flights) + len(self._closing) + commands <= self.depth
+
     def submit(self, command: Command, now: float) -> None:
         """Put a command into `sends`. Raises `QueueFull`, `LocalProtocolError`, and `ConnectionLost` where
         the device registers no more memory; then nothing happened."""
         if self.failed is not None:
             raise LocalProtocolError("a host queue that has failed takes no command")
-        if len(self._flights) + len(self._closing) >= self.depth:
+        if not self.has_room(1):
             raise QueueFull(f"{self.depth} commands are in flight")
         if command.cid != -1:
             raise LocalProtocolError(f"{command!r} was submitted before")

@@ -114,6 +114,9 @@ class HostQueue(Protocol):
         A hint. RDMA registers it with the device, and moves the data of those commands without a copy.
         """
 
+    def has_room(self, commands: int) -> bool:
+        """Whether it takes so many commands now. Takes what has arrived into account."""
+
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Put it on the wire, without waiting for its answer. Raises `QueueFull`, `ConnectionLost`.
 

@@ -194,13 +194,16 @@ class LocalQueue:
     def register(self, buffer: memoryview) -> None:
         """Threads copy from any memory."""
 
+    def has_room(self, commands: int) -> bool:
+        return len(self._in_flight) + commands <= self.depth
+
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Hand it to a thread. Raises `QueueFull` and `ConnectionLost`."""
         if not self.alive:
             raise ConnectionLost(CLOSED)
         if command.cid >= 0:
             raise LocalProtocolError(f"{command!r} was submitted already")
-        if len(self._in_flight) >= self.depth:
+        if not self.has_room(1):
             raise QueueFull(f"{self.depth} commands are in flight")
         self._next_cid = (self._next_cid + 1) % CID_COUNT
         job, refused = self._judged(command)

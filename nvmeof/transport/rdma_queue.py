@@ -145,18 +145,22 @@ class RdmaHostQueue:
         if self._linked is not None:
             self._register(self._linked)
 
+    def has_room(self, commands: int) -> bool:
+        linked = self._linked
+        if linked is not None and not linked.queue.has_room(commands):
+            self._pump(linked)
+        return self._linked is None or self._linked.queue.has_room(commands)
+
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Post it. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
         if not self.alive:
             raise errors.ConnectionLost(self._why)
         linked = self._linked or self._connect_again()
-        queue = linked.queue
-        if queue.in_flight >= queue.depth:
-            # Answers that nobody waits for (to abandoned commands) may have made room.
-            self._pump(linked)
-            if self._linked is None:
-                raise errors.ConnectionLost(self._why)
-        queue.submit(command, time.monotonic())
+        # Answers that nobody waits for (to abandoned commands) may make room.
+        self.has_room(1)
+        if self._linked is None:
+            raise errors.ConnectionLost(self._why)
+        linked.queue.submit(command, time.monotonic())
         if not more:
             self._post(linked)
 

@@ -98,6 +98,12 @@ class TcpHostQueue:
     def register(self, buffer: memoryview) -> None:
         """Sockets take any memory."""
 
+    def has_room(self, commands: int) -> bool:
+        queue = self._queue
+        if queue.in_flight + commands > queue.depth and self.alive:
+            self._drain()
+        return queue.in_flight + commands <= queue.depth
+
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Put it on the wire. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
         self.submit_all((command,), more=more)
@@ -105,13 +111,11 @@ class TcpHostQueue:
     def submit_all(self, commands: Sequence[Command], *, more: bool = False) -> None:
         if not self.alive:
             raise errors.ConnectionLost(self._why)
-        queue = self._queue
-        if queue.in_flight + len(commands) > queue.depth:
-            # Answers that nobody waits for (to abandoned commands) may have made room.
-            self._drain()
-            if not self.alive:
-                raise errors.ConnectionLost(self._why)
-        now = time.monotonic()
+        # Answers that nobody waits for (to abandoned commands) may make room.
+        self.has_room(len(commands))
+        if not self.alive:
+            raise errors.ConnectionLost(self._why)
+        queue, now = self._queue, time.monotonic()
         try:
             for command in commands:
                 queue.submit(command, now)

@@ -127,6 +127,9 @@ class PathQueue:
 
     def register(self, buffer: memoryview) -> None: ...
 
+    def has_room(self, commands: int) -> bool:
+        return len(self.in_flight) + commands <= self.depth
+
     def oldest_abandoned(self) -> None:
         return None
 

@@ -122,6 +122,23 @@ def test_a_queue_without_room_takes_some_and_the_others_were_not_sent(
 
 
 @pytest.mark.interpreted
+def test_a_request_whose_commands_do_not_all_fit_is_not_begun(
+    rig: TwoNamespaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin it and give it up would break a queue pair of RDMA, and lose what is under way there."""
+    size, abandoned = 2 * PathQueue.max_transfer, list[Command]()
+    monkeypatch.setattr(PathQueue, "abandon", lambda _, command: abandoned.append(command))
+    first, second = memoryview(bytearray(size)), memoryview(bytearray(size))
+    with monkeypatch.context() as patched:
+        patched.setattr(PathQueue, "depth", 3)
+        fits, does_not = rig.channel.read_many([(0, 0, first), (0, 0, second)])
+    assert (fits.fault, does_not.fault) == (None, "the queue has no room for 2 commands")
+    assert (len(fits.commands), does_not.commands, abandoned) == (2, (), [])
+    assert does_not.unreachable
+    assert rig.wait_for(fits) is None
+
+
+@pytest.mark.interpreted
 def test_only_what_is_fenced_is_refused(rig: TwoNamespaces) -> None:
     rig.paths[0].answers = False
     (late,) = rig.write((0, 2))
