@@ -228,7 +228,7 @@ class Agent:
         if said := alone_though_asked(self.configuration):
             log.warning("%s", said)
             self.not_served[PROCESSES] = said
-        if why_alone(self.configuration):
+        if said or why_alone(self.configuration):
             return None, None
         descriptor = shared_versions()
         return Readers(self.configuration, descriptor), SetVersions(descriptor, is_writer=True)
