@@ -112,7 +112,8 @@ class AgentSection(Section):
     directory_cache: Size = Field(
         64 << 20,
         ge=1 << 20,
-        description="Memory for remembered directories, for all processes together; 4 KiB are 64 slots.",
+        description="Memory for remembered directories, for all processes together; the directory of 64 "
+        "slots takes 5 KiB.",
     )
     registered_memory: Size = Field(
         64 << 30,
