@@ -234,8 +234,13 @@ def _locked_memory() -> Finding:
     detail = f"{limit >> 20} MiB: {queues} RDMA queues"
     if queues >= 32:
         return _ok(name, detail)
-    each = "(workers + 4) queues to each enclosure"
-    return _without(name, detail, f"for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; {each}")
+    return _without(
+        name,
+        detail,
+        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l. It is the limit of each process: the first "
+        "has (workers + 4) queues to each enclosure and some more, each further one nearly as many "
+        "(docs/processes.md)",
+    )
 
 
 def _emulated_verbs() -> Finding:
