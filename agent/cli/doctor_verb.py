@@ -46,7 +46,7 @@ def doctor(
     ] = None,
     # A Path would be looked at by Click, which waits for ever for an agent that hangs.
     mount: Annotated[
-        str, typer.Option(help="With --engine: where the pool is mounted; default: /mnt/g35.")
+        str, typer.Option(help="With --engine: where the pool is mounted.")
     ] = "/mnt/g35",
     volume: Annotated[str, typer.Option(help="With --engine: the volume of /kv for its blocks.")] = "kv",
     options: Annotated[

@@ -143,7 +143,7 @@ class ZeroRequest(Request):
 
 
 class CopyRequest(ZeroRequest):
-    """A misplaced write: the bytes at --source are at --offset as well."""
+    """A misplaced write: bytes at --source are at --offset, too."""
 
     offset: _Offset = Field(description="First byte of what is written over.")
     source: _Offset = Field(description="First byte of what is copied.")
