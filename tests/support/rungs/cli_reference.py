@@ -26,8 +26,9 @@ PASSED_ON_APPS = {
 HEAD = """\
 # The command line
 
-Made from the verbs by `python -m tests.support.rungs.cli_reference`; edit the help texts in `agent/cli`, of `bench` in
-`agent/bench`, of `replay` in `agent/replay`, of `jbof` in `emulator/jbof`, of `lab` and `host` in `emulator/lab`.
+Made from the verbs by `python -m tests.support.rungs.cli_reference`. Edit the help texts in `agent/cli`,
+those of `bench` in `agent/bench`, of `replay` in `agent/replay`, of `jbof` in `emulator/jbof`, of `lab` and
+`host` in `emulator/lab`.
 
 Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C. A reader of the
 output that leaves early (`| head -1`) changes none of them; a closed output (`>&-`) is an error.
@@ -37,7 +38,7 @@ the traceback.
 
 
 _CHOICES = re.compile(r"([^<>\[\]]+\|[^<>\[\]]+)")
-"""In an option's spelling with its type, as its help has it: `--media <files|memory>`, or in square brackets."""
+"""In an option's spelling and type, as its help has them: `--media <files|memory>`, or in square brackets."""
 
 
 def verbs() -> Iterator[tuple[str, Any]]:

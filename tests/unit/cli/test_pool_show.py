@@ -70,7 +70,8 @@ def test_directories_that_were_not_read_end_it_with_1_after_what_was_read(
 ) -> None:
     """As `g35 pool quarantine` ends."""
     root = RootKey(SecretKey(b"\x11" * 32), "a test")
-    pool_map = plan_pool([(nguid_of(0), 64 << 20)], [VolumeWish(name="vol", value_bytes=65536, share=1.0)], root)
+    wish = VolumeWish(name="vol", value_bytes=65536, share=1.0)
+    pool_map = plan_pool([(nguid_of(0), 64 << 20)], [wish], root)
     slot = Quarantined("vol", "ab" * 16, 0, 1, 0.0)
     shown = {"namespaces": [], "pool": pool_map.model_dump(mode="json"), "not_connected": "none"}
     monkeypatch.setattr(pool_verb, "load_configuration", lambda path: None)
