@@ -45,9 +45,7 @@ def doctor(
         Path | None, typer.Option(help="With --engine: the engine's Python; default: that of `make engines`.")
     ] = None,
     # A Path would be looked at by Click, which waits for ever for an agent that hangs.
-    mount: Annotated[
-        str, typer.Option(help="With --engine: where the pool is mounted; default: /mnt/g35.")
-    ] = "/mnt/g35",
+    mount: Annotated[str, typer.Option(help="With --engine: where the pool is mounted.")] = "/mnt/g35",
     volume: Annotated[str, typer.Option(help="With --engine: the volume of /kv for its blocks.")] = "kv",
     options: Annotated[
         str | None,
@@ -234,8 +232,12 @@ def _locked_memory() -> Finding:
     detail = f"{limit >> 20} MiB: {queues} RDMA queues"
     if queues >= 32:
         return _ok(name, detail)
-    each = "(workers + 4) queues to each enclosure"
-    return _without(name, detail, f"for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; {each}")
+    return _without(
+        name,
+        detail,
+        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l. It is the limit of each process: the "
+        "first has (workers + 4) queues to each enclosure and some more, each further one nearly as many",
+    )
 
 
 def _emulated_verbs() -> Finding:

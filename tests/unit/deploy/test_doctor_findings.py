@@ -84,6 +84,7 @@ def test_how_much_may_be_registered(
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
     finding = doctor_verb._locked_memory()
     assert (finding.verdict, finding.detail) == (verdict, detail)
+    assert ("each process" in finding.advice) == (verdict is Verdict.WITHOUT), "an agent may have several"
 
 
 MOUNTS = r"""24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
