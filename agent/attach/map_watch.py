@@ -306,7 +306,10 @@ class MapWatch:
         self, volume: Volume, channel: IoChannel, number: int, deadline: float
     ) -> Steps[MissCause | None]:
         """For any thread: whether the map on a namespace gives a volume the known keys. See `Ask` in
-        key_transition.py."""
+        key_transition.py.
+
+        LATE, too, where a pool was settled that this agent does not know to have grown: the others look no
+        more where it would store a value."""
         known = self.pool_map
         if number >= len(known.namespaces):
             return MissCause.LATE  # it has joined, and this agent has not followed yet
@@ -316,8 +319,12 @@ class MapWatch:
         there = found.pool_map
         if there.version <= known.version:
             there = with_key_ends(known, there, self._opens)
-        same = there is known or has_keys_of(known, there, volume.settings.volume_id.hex())
-        return None if same else MissCause.WRONG_KEY
+        volume_id = volume.settings.volume_id.hex()
+        if there is known:
+            return None
+        if not has_keys_of(known, there, volume_id):
+            return MissCause.WRONG_KEY
+        return None if _looks_for_values_of(there, known, volume_id) else MissCause.LATE
 
     def newest_version(self, channel: IoChannel, deadline: float) -> Steps[int | None]:
         """For any thread: see `InForce` in key_transition.py. All namespaces are asked: a newer map comes to
@@ -458,3 +465,13 @@ class MapWatch:
                 wanted = replace(had, extents=settings.extents, settled_extents=settings.settled_extents)
                 found.append((volume, volume.layout(wanted)))
         return found
+
+
+def _looks_for_values_of(there: PoolMap, mine: PoolMap, volume_id: str) -> bool:
+    """Whether agents by the map `there` look where a map stores values of a volume. They do until the pool
+    has grown without it, and was settled."""
+    others, own = (
+        next(volume for volume in pool_map.volumes if volume.volume_id == volume_id)
+        for pool_map in (there, mine)
+    )
+    return len(own.extents) >= (others.settled or len(others.extents))

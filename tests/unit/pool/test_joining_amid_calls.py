@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.attach.map_history import MapHistory
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
+from agent.inline.secrets import RootKey, SecretKey
+from agent.membership.join import as_settled, with_namespaces
 from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
 from agent.pool.maintenance.migrate import Migration, Outcome
 from agent.pool.maintenance.rebalance import VALUE_SECONDS
-from agent.pool.volume.settings import VolumeSettings
-from agent.pool.volume.volume import Found
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.replicas import write_superblock
+from agent.pool.mutable.replace import replace as replace_value
+from agent.pool.read.get import SlotReader
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.settings import Timing, VolumeSettings
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.write.batch import write_together
 from agent.pool.write.delete_and_pin import delete
-from tests.support.pool.memory_channel import MemoryNamespace
-from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, volume_settings
+from agent.pool.write.put import SlotWriter
+from agent.remote.fabric import Fabric
+from tests.support.pool.memory_channel import MemoryChannel, MemoryNamespace
+from tests.support.pool.memory_pool import MemoryPool, PoolAgent, key_of, nguid_of, volume_settings
+from tests.support.pool.no_seal import EveryCopyCounts
 from tests.support.pool.stuck_writes import Driven, StuckWrites
 
 BEFORE, AFTER = (3, 3), (3, 3, 3)
@@ -116,3 +131,89 @@ def test_a_move_and_a_delete_of_its_key_do_not_wait_for_each_other() -> None:
     assert deleting.run(0.25) is True
     assert isinstance(joining.other(joining.unsettled).get(key), MissCause)
     assert not any(each.reserved or each.writer.locked() for each in agent.cache.snapshot())
+
+
+ROOT = RootKey(SecretKey(b"\x11" * 32), "a test")
+SIZE = 32 << 20
+
+
+class Serving:
+    """An agent that follows the pool map of media in memory, and programs that change the map."""
+
+    def __init__(self, state: Path) -> None:
+        self.channel = MemoryChannel([MemoryNamespace(SIZE) for _ in range(3)])
+        wishes = [VolumeWish(name="v", value_bytes=1 << 16, share=0.9)]
+        self.pool_map = plan_pool([(nguid_of(number), SIZE) for number in range(2)], wishes, ROOT)
+        self.write(self.pool_map)
+        self.volume = self.opened()
+        self.watch = MapWatch(
+            self.pool_map, [self.volume], PrestageCache(0), MapHistory(state), ROOT, Fabric(()),
+            EveryCopyCounts(ROOT),
+        )  # fmt: skip
+
+    def opened(self) -> Volume:
+        """The volume by the map in force."""
+        entry = self.pool_map.volumes[0]
+        settings = self.pool_map.settings(entry)
+        return Volume(settings, self.pool_map.secret(entry, ROOT), DirectoryCache(16 << 20), Timing())
+
+    def write(self, pool_map: PoolMap) -> None:
+        self.pool_map = pool_map
+        for number in range(len(pool_map.namespaces)):
+            self.channel.run(write_superblock(self.channel, number, nguid_of(number), pool_map))
+
+    def look(self) -> None:
+        for _ in self.pool_map.namespaces:
+            self.channel.clock += 2 * EVERY_SECONDS
+            self.channel.run(self.watch.look(self.channel))
+
+    def put(self, how: str, number: int) -> bool:
+        """Whether it was acknowledged."""
+        channel, key, data = self.channel, key_of(number), memoryview(b"%d" % number)
+        deadline = channel.now() + 5.0
+        try:
+            if how == "many":
+                return channel.run(write_together(self.volume, channel, [key], [data], 5.0)) == [True]
+            if how == "over":
+                channel.run(replace_value(self.volume, channel, key, bytes(data), deadline))
+            else:
+                channel.run(SlotWriter(self.volume, key, length=len(data)).write(channel, 0, data, deadline))
+        except PutRefused:
+            return False
+        return True
+
+    def has(self, volume: Volume, number: int) -> bool:
+        into = bytearray(16)
+        reading = SlotReader(volume, key_of(number))
+        count = self.channel.run(reading.read(self.channel, 0, memoryview(into), self.channel.now() + 5.0))
+        return into[:count] == b"%d" % number
+
+
+@pytest.mark.parametrize("how", ["one", "many", "over"])
+def test_an_agent_that_slept_through_join_and_settling_acknowledges_nothing_at_earlier_places(
+    how: str, tmp_path: Path
+) -> None:
+    serving = Serving(tmp_path)
+    serving.look()
+    assert all(serving.put(how, number) for number in range(KEYS))
+    # It is stopped. Others let a namespace in; these values are moved, and the pool is settled.
+    joined = with_namespaces(serving.pool_map, [(nguid_of(2), SIZE)])
+    serving.write(joined)
+    serving.write(as_settled(joined))
+    serving.channel.clock += 60
+    began = range(KEYS, 2 * KEYS)
+    acknowledged = [number for number in began if serving.put(how, number)]
+    settled = serving.opened()
+    assert [number for number in acknowledged if not serving.has(settled, number)] == []
+    serving.look()
+    assert all(serving.put(how, number) for number in range(2 * KEYS, 3 * KEYS))
+    assert all(serving.has(settled, number) for number in range(2 * KEYS, 3 * KEYS))
+
+
+def test_an_agent_that_slept_through_a_join_stores_values_that_others_find(tmp_path: Path) -> None:
+    serving = Serving(tmp_path)
+    serving.write(with_namespaces(serving.pool_map, [(nguid_of(2), SIZE)]))
+    serving.channel.clock += 60
+    assert all(serving.put("one", number) for number in range(KEYS))
+    joined = serving.opened()
+    assert all(serving.has(joined, number) for number in range(KEYS))
