@@ -85,7 +85,7 @@ class MapWatch:
         to_be_followed: Callable[[PoolMap], None] = lambda _: None,
     ) -> None:
         """`followed` gets each newer map, before the history does; `to_be_followed`, before anything is done
-        by it. The root key has opened the `volumes`."""
+        by it, unless it lists namespaces otherwise. The root key has opened the `volumes`."""
         self._history, self._root, self._fabric, self._followed = history, root, fabric, followed
         self._to_be_followed = to_be_followed
         self._opens = functools.partial(opens, root)
@@ -110,6 +110,8 @@ class MapWatch:
         """Marks of maps that were not made with the root key; OTHERS_MAX at most."""
         self._said_too_far_ahead: set[int] = set()
         """Numbers of namespaces."""
+        self.is_listed_otherwise = False
+        """The pool has other namespaces than this agent follows (`_members_to_follow`)."""
         for volume in in_sets(volumes):
             check = MapCheck(functools.partial(self._still_has_keys_of, volume), self.newest_version)
             volume.change(map_check=check)
@@ -402,6 +404,17 @@ class MapWatch:
                 self.pool_map.version,
             )
 
+    def _say_listed_otherwise(self, newer: PoolMap) -> None:
+        if not self.is_listed_otherwise:
+            self.is_listed_otherwise = True
+            log.error(
+                "pool map %d lists other namespaces than map %d did, by which this agent uses what has "
+                "joined: two programs let namespaces in at once. What this agent stores there others do not "
+                "find, and the other way round: start it again",
+                newer.version,
+                self.pool_map.version,
+            )
+
     def _drop_gone(self, newer: PoolMap) -> None:
         """Forget the volumes that a map has no more, or whose tenant has no key in it."""
         kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
@@ -417,7 +430,10 @@ class MapWatch:
         change. `is_known`: it is the map in force, with fewer keys."""
         members = self._members_to_follow(newer)
         layouts = [] if members is None else self._layouts(newer)
-        self._to_be_followed(newer)
+        if members is None:
+            self._say_listed_otherwise(newer)
+        else:
+            self._to_be_followed(newer)
         more = 0 if members is None else len(members) - len(self._members())
         if members is not None and more > 0:
             self._fabric.grow([bytes.fromhex(each) for each in members])

@@ -146,9 +146,10 @@ class Serving:
         self.pool_map = plan_pool([(nguid_of(number), SIZE) for number in range(2)], wishes, ROOT)
         self.write(self.pool_map)
         self.volume = self.opened()
+        self.said: list[int] = []
         self.watch = MapWatch(
             self.pool_map, [self.volume], PrestageCache(0), MapHistory(state), ROOT, Fabric(()),
-            EveryCopyCounts(ROOT),
+            EveryCopyCounts(ROOT), to_be_followed=lambda newer: self.said.append(newer.version),
         )  # fmt: skip
 
     def opened(self) -> Volume:
@@ -217,3 +218,28 @@ def test_an_agent_that_slept_through_a_join_stores_values_that_others_find(tmp_p
     assert all(serving.put("one", number) for number in range(KEYS))
     joined = serving.opened()
     assert all(serving.has(joined, number) for number in range(KEYS))
+
+
+@pytest.mark.expects_log("lists other namespaces")
+@pytest.mark.expects_log("does not carry the pool's map any more")
+def test_an_agent_that_saw_the_join_that_gave_way_says_so_and_its_readers_do_not_serve(
+    tmp_path: Path,
+) -> None:
+    """Two programs let in a namespace each. A map is in force that this agent's numbers do not fit."""
+    serving = Serving(tmp_path)
+    serving.look()
+    before = serving.pool_map
+    loser = with_namespaces(before, [(nguid_of(2), SIZE)])
+    serving.channel.run(write_superblock(serving.channel, 0, nguid_of(0), loser))
+    serving.look()
+    assert serving.watch.pool_map == loser
+    winner = with_namespaces(before, [(nguid_of(3), SIZE)])
+    both = with_namespaces(as_settled(winner), [(nguid_of(2), SIZE)])
+    for number in range(2):
+        serving.channel.run(write_superblock(serving.channel, number, nguid_of(number), both))
+    assert not serving.watch.is_listed_otherwise
+    serving.look()
+    assert serving.watch.is_listed_otherwise
+    # What it says to its readers is the map by which it finds values.
+    assert serving.said == [loser.version]
+    assert len(serving.volume.settings.extents) == 3
