@@ -16,7 +16,7 @@ from agent.membership.join import as_settled, with_namespaces
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.maintenance.migrate import Migration, Outcome
-from agent.pool.maintenance.rebalance import VALUE_SECONDS
+from agent.pool.maintenance.rebalance import VALUE_SECONDS, Rebalancer
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.replicas import write_superblock
 from agent.pool.mutable.replace import replace as replace_value
@@ -41,12 +41,12 @@ KEYS = 60
 class Joining:
     """A pool in memory, and its settings before, amid and after a join."""
 
-    def __init__(self, **made: Any) -> None:
+    def __init__(self, timing: Timing | None = None, **made: Any) -> None:
         self.pool = MemoryPool(BEFORE, **made)
         self.pool.namespaces += [MemoryNamespace(1 << 40)]
         self.settled = volume_settings(AFTER, **made)
         self.unsettled = replace(self.settled, settled_extents=len(BEFORE))
-        self.agent = self.pool.agent()
+        self.agent = self.pool.agent(timing=timing)
 
     def goes_by(self, settings: VolumeSettings) -> None:
         self.agent.volume.change(layout=self.agent.volume.layout(settings))
@@ -243,3 +243,27 @@ def test_an_agent_that_saw_the_join_that_gave_way_says_so_and_its_readers_do_not
     # What it says to its readers is the map by which it finds values.
     assert serving.said == [loser.version]
     assert len(serving.volume.settings.extents) == 3
+
+
+def test_nothing_moves_while_a_delete_may_be_under_way_that_began_before_the_join() -> None:
+    """It looks at no new place. So where the operator lets writes take long, moves begin later."""
+    joining = Joining(timing=Timing(write_deadline=30.0))
+    key, _ = misplaced(joining)
+    agent, volume, channel = joining.agent, joining.agent.volume, joining.agent.channel
+    first = volume.borrow_sets(volume.placement.pseudonym(key))[0]
+    assert first.writer.acquire(blocking=False), "another write hangs"
+    deleting = Driven(channel, delete(volume, channel, key, agent.deadline(30.0)))
+    joining.goes_by(joining.unsettled)
+    mover = Rebalancer([volume], 1 << 30)
+    own = MemoryChannel(joining.pool.namespaces)
+    for _ in range(20):
+        assert deleting.run(1.0) is None
+        own.clock = channel.clock
+        own.run(mover.turn(own))
+    first.end_write()
+    assert deleting.run(1.0) is True
+    assert isinstance(joining.other(joining.unsettled).get(key), MissCause)
+    for _ in range(60):
+        own.clock += 1.0
+        own.run(mover.turn(own))
+    assert mover.moves.left == 0
