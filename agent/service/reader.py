@@ -322,7 +322,7 @@ class Reader:
     def _may_read(self, volume: ServedVolume | Volume) -> bool:
         """Whether gets of the volume are served here now."""
         pool_map = self._watch.pool_map
-        if volume.erased or self._versions.map_version != pool_map.version:
+        if volume.erased or self._versions.map_version != pool_map.version or self._watch.is_listed_otherwise:
             return False
         version, tenants = self._rated
         if version != pool_map.version:
