@@ -142,7 +142,13 @@ class ControlFace(FileSystem):
             None
             if memory is None
             else Transfers(
-                memory, channel, self._volume, prestage, continuer, borrows_slots=may_read is not None
+                memory,
+                channel,
+                self._volume,
+                self._reading_at,
+                prestage,
+                continuer,
+                borrows_slots=may_read is not None,
             )
         )
 
@@ -248,8 +254,16 @@ class ControlFace(FileSystem):
             return self._read_answer(session, within, into)
         if within and self._words is not None and session.has_ended(number, within, self._words):
             return 0
-        reading = session.reading_at(number, self._prestage, self._continuer)
-        return self._get(reading, within, into)
+        return self._get(self._reading_at(session, number), within, into)
+
+    def _reading_at(self, session: ControlSession, number: int) -> Reader:
+        """What a ticket reads. Raises FsError: EREMOTE where another process serves the volume by now."""
+        if self._may_read is not None:
+            # Since it was bound, its tenant may have got a rate, or not all processes go by the same map.
+            ticket = session.tickets.get(number)
+            if ticket is not None and not self._may_read(ticket.volume):
+                raise FsError(errno.EREMOTE, ELSEWHERE)
+        return session.reading_at(number, self._prestage, self._continuer)
 
     def _get(self, reading: Reader, within: int, into: memoryview) -> Steps[int]:
         channel = self._channel()

@@ -54,6 +54,8 @@ class Transfers:
     _memory: RegisteredMemory
     _channel: Callable[[], IoChannel]
     _volume_of: Callable[[str], ServedVolume]
+    _reading_at: Callable[[ControlSession, int], Reader]
+    """What a ticket reads. Raises FsError."""
     _prestage: PrestageCache | None
     _continuer: Readahead
     borrows_slots: bool = False
@@ -153,7 +155,7 @@ class Transfers:
         pieces = self._pieces(session, transfer)
         into: Target = pieces[0] if len(pieces) == 1 else Scatter(pieces)
         if transfer.ticket is not None:
-            reading = session.reading_at(transfer.ticket, self._prestage, self._continuer)
+            reading = self._reading_at(session, transfer.ticket)
             return encode_done(*(yield from self._fill(reading, into)))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
