@@ -110,7 +110,7 @@ class Ticket:
             raise FsError(errno.EINVAL, NOT_FOR_WRITING)
         channel.gives_way()
         deadline = channel.now() + self.volume.timing.write_deadline
-        if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
+        if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline, gives_way=True)):
             raise FsError(errno.EIO)
         try:
             # Made with the first bytes: it costs more than the ticket, and a client may send nothing.

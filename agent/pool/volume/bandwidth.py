@@ -89,8 +89,8 @@ class Bandwidth:
             closed = threading.Lock()
             closed.acquire()
             try:
-                # Nobody gives it away: it ends when the debt is paid. It is as long as a wait for a drive that
-                # hangs, and both together are not to take all workers of a door.
+                # Nobody gives it away: it ends when the debt is paid. It may be as long as a wait for a drive
+                # that hangs, and both together are not to take all workers of a door.
                 yield Acquire(closed, ready, gives_way=True, is_pause=True)
             finally:
                 self._seats.release()
