@@ -171,7 +171,9 @@ class Reader:
         history.refuse(pool_map)
         pool_map = history.believed(pool_map)
         directories = DirectoryCache(settings.directory_cache // order.processes, versions)
-        volumes = in_sets(open_volumes(pool_map, root, configuration, directories))
+        opened = in_sets(open_volumes(pool_map, root, configuration, directories))
+        # One that was added since the first process began, it does not serve either.
+        volumes = [each for each in opened if each.settings.volume_id.hex() in order.volumes]
         self._uses = Uses()
         for volume in volumes:
             volume.change(uses=self._uses)
