@@ -238,6 +238,17 @@ def test_the_count_holds_when_directories_are_forgotten(shelf: Shelf) -> None:
     assert agent.channel.tally("blue").evictions == 0
 
 
+def test_an_erased_tenant_has_nothing(shelf: Shelf) -> None:
+    agent = shelf.agent()
+    for number in range(5):
+        agent.put("blue", number)
+    assert agent.row()["slots_known_taken"] == 5
+    for name in ("blue", "blue-files"):
+        agent.volumes[name].change(erased=True)
+    row = agent.row()
+    assert (row["volumes"], row["slots_known_taken"], row["bytes_known_taken"]) == ([], 0, 0)
+
+
 def test_threads_together_do_not_set_aside_more_than_there_is(shelf: Shelf) -> None:
     volume = shelf.agent().volumes["blue"]
     quota = Quota([Measured(volume.occupancy, 100)], Limits(slots=50))
