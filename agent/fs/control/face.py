@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.control.reports import count_reports
-from agent.fs.control.session import Ahead, ControlSession, Ticket, outcome_of
+from agent.fs.control.session import ELSEWHERE, Ahead, ControlSession, Ticket, outcome_of
 from agent.fs.control.start_prestage import StartPrestage
-from agent.fs.control.transfers import ELSEWHERE, Transfers
+from agent.fs.control.transfers import Transfers
 from agent.fs.guest_sessions import Binding, GuestWords
 from agent.fs.interface import (
     FACE_CONTROL,
@@ -142,13 +142,7 @@ class ControlFace(FileSystem):
             None
             if memory is None
             else Transfers(
-                memory,
-                channel,
-                self._volume,
-                self._reading_at,
-                prestage,
-                continuer,
-                borrows_slots=may_read is not None,
+                memory, channel, self._volume, self._reading_at, prestage, continuer, may_read is not None
             )
         )
 
@@ -184,9 +178,6 @@ class ControlFace(FileSystem):
             return Attributes(ino, stat.S_IFREG | 0o444, STATUS_FILE_BYTES, uid=uid, gid=gid)
         raise FsError(errno.ENOENT)
 
-    def _status(self) -> bytes:
-        return json.dumps(self._stats(), indent=1).encode() + b"\n"
-
     def statfs(self, ino: int) -> Settled[StatFs]:
         return StatFs(0, 0, 0)
 
@@ -216,7 +207,8 @@ class ControlFace(FileSystem):
             if ino == SESSION_INO:
                 self._sessions[handle] = ControlSession(caller.holder, handle)
             else:
-                self._status_files[handle] = (self._status(), caller.holder)
+                status = json.dumps(self._stats(), indent=1).encode() + b"\n"
+                self._status_files[handle] = (status, caller.holder)
         except BaseException:
             bound.give_back(caller.holder)
             raise
@@ -257,13 +249,8 @@ class ControlFace(FileSystem):
         return self._get(self._reading_at(session, number), within, into)
 
     def _reading_at(self, session: ControlSession, number: int) -> Reader:
-        """What a ticket reads. Raises FsError: EREMOTE where another process serves the volume by now."""
-        if self._may_read is not None:
-            # Since it was bound, its tenant may have got a rate, or not all processes go by the same map.
-            ticket = session.tickets.get(number)
-            if ticket is not None and not self._may_read(ticket.volume):
-                raise FsError(errno.EREMOTE, ELSEWHERE)
-        return session.reading_at(number, self._prestage, self._continuer)
+        """What a ticket reads. Raises FsError."""
+        return session.reading_at(number, self._prestage, self._continuer, self._may_read)
 
     def _get(self, reading: Reader, within: int, into: memoryview) -> Steps[int]:
         channel = self._channel()

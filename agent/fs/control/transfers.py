@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.fs.control.session import ControlSession, Ticket, outcome_of
+from agent.fs.control.session import ELSEWHERE, ControlSession, Ticket, outcome_of
 from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
 from agent.inline.scatter import Scatter, Target
@@ -42,7 +42,6 @@ from host_shim.transfer_wire import (
 )
 
 _HIT: Final = Outcome.HIT.value
-ELSEWHERE: Final = "the first process of the agent serves that"
 PIECE_BYTES: Final = 1 << 20
 """What a worker's own buffers take at a time."""
 
