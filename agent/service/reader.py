@@ -56,6 +56,7 @@ from agent.service.reader_link import Links, Order, Report, encode_report
 from agent.service.slot_links import BorrowedLinks
 from agent.service.upkeep import Duties
 from agent.service.worker_channels import with_short_waits
+from agent.tenancy.open_rates import OpenRates
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
 
@@ -178,7 +179,13 @@ class Reader:
         for volume in volumes:
             volume.change(uses=self._uses)
         keys = OpeningKeys(pool_map, volumes, root)
-        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal, keys.follow)
+        rates = OpenRates(pool_map, volumes, workers)
+
+        def follow(newer: PoolMap) -> None:
+            keys.follow(newer)
+            rates.follow(newer)
+
+        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal, follow)
         self._rated: tuple[int, frozenset[bytes]] = (0, frozenset())
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}

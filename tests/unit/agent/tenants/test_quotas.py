@@ -336,24 +336,6 @@ def test_over_its_bandwidth_a_tenant_waits_and_its_neighbour_does_not(shelf: She
     assert agent.channel.tally("blue").misses[MissCause.LATE] == agent.row()["bandwidth_late"]
 
 
-def test_a_value_that_stays_open_is_read_again_at_the_tenants_rate_alone(shelf: Shelf) -> None:
-    """A guest may bind one ticket and read it over and over."""
-    size = 1 << 16
-    shelf.limit(bandwidth=10 * size)
-    agent, value = shelf.agent(), random.Random(2).randbytes(size)
-    agent.put("blue", 1, value)
-    channel, reading, into = agent.channel, SlotReader(agent.volumes["blue"], key_of(1)), bytearray(size)
-    began = channel.now()
-    for _ in range(30):
-        for half in (0, size // 2):
-            part = memoryview(into)[half : half + size // 2]
-            assert channel.run(reading.read(channel, half, part, channel.now() + 5)) == size // 2
-        assert into == value
-    assert channel.now() - began == pytest.approx(3.0, abs=0.5), "30 times at 10 a second"
-    reads = [channel.run(reading.read(channel, 0, memoryview(into), channel.now() + 0.05)) for _ in range(9)]
-    assert (reads[-1], reading.cause) == (0, MissCause.LATE)
-
-
 def test_a_put_that_cannot_be_in_time_is_refused_as_late(shelf: Shelf) -> None:
     shelf.limit(bandwidth=1000)
     agent = shelf.agent()
