@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from agent.pool.counters import MissCause
+from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.read.get import SlotReader
+from agent.pool.write.put import SlotWriter
 from agent.tenancy.open_rates import OpenRates
-from tests.support.pool.memory_pool import key_of
-from tests.unit.agent.tenants.test_quotas import Shelf
+from tests.support.pool.memory_pool import key_of, nguid_of
+from tests.unit.agent.tenants.test_quotas import ROOT, SIZE, Shelf
 
 
 @pytest.fixture
@@ -54,3 +56,24 @@ def test_a_reader_keeps_what_is_open_there_to_the_rate(shelf: Shelf) -> None:
     rates.follow(shelf.pool_map)
     assert seconds(20) == pytest.approx(2.0, abs=0.5)
     assert agent.volumes["blue-files"].bandwidth is None
+
+
+def test_values_that_never_come_to_their_end_count_as_well(shelf: Shelf) -> None:
+    unit = 1 << 16
+    wish = VolumeWish(name="blue", value_bytes=4 * unit, unit_bytes=unit, share=0.8, tenant="blue")
+    shelf.pool_map = plan_pool([(nguid_of(number), SIZE) for number in range(2)], [wish], ROOT)
+    shelf.limit(bandwidth=10 * unit)
+    agent = shelf.agent()
+    channel, data = agent.channel, memoryview(bytes(2 * unit))
+    began = channel.now()
+    for number in range(10):
+        writing = SlotWriter(agent.volumes["blue"], key_of(number), length=4 * unit)
+        channel.run(writing.write(channel, 0, data, channel.now() + 5))
+        writing.drop()
+    assert channel.now() - began == pytest.approx(2.0, abs=0.5), "20 units at 10 a second"
+    began = channel.now()
+    for number in range(10, 15):
+        writing = SlotWriter(agent.volumes["blue"], key_of(number), length=4 * unit)
+        channel.run(writing.write(channel, 0, data, channel.now() + 5))
+        assert channel.run(writing.write(channel, 2 * unit, data, channel.now() + 5))
+    assert channel.now() - began == pytest.approx(2.0, abs=0.5), "each byte counts once"
