@@ -135,6 +135,7 @@ class Agent:
         )
         if self.readers is not None:
             self.readers.lend_by(self.lender)
+            self.readers.serve_volumes(self.volumes)
         self.registered = RegisteredMemory(settings.registered_memory)
         self.discards, self.names_seen = Discards(self.bounds), NamesSeen(self.bounds)
         self.unnamed = UnnamedChunks()
