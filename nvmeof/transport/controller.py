@@ -206,8 +206,13 @@ class Controller:
         """Submit what the session wants, send it, and tell what happened."""
         link = self._link
         assert link is not None
-        for command in self._session.take_commands():
-            link.submit(command, trio.current_time())
+        try:
+            for command in self._session.take_commands():
+                link.submit(command, trio.current_time())
+        except NvmeofError as error:
+            # Over RDMA the controller says how many commands it takes, which may be fewer than we send.
+            self._lost(error)
+            return
         for event in self._session.take_events():
             self._tell(event)
         self._wake.set()
