@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from agent.cli.doctor_engines import Engine, Finding, Verdict, engine_findings
 from agent.cli.record_options import AsJson
@@ -81,7 +82,8 @@ def doctor(
     else:
         table = folding_table("", ("", "what", "found", "what to do"))
         for finding in findings:
-            table.add_row(finding.verdict.value, finding.name, finding.detail, finding.advice)
+            # Words and paths as they are: `[[spill]]` is no markup.
+            table.add_row(*map(Text, (finding.verdict.value, finding.name, finding.detail, finding.advice)))
         Console().print(table)  # folds in a pipe, too: these are sentences
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         raise typer.Exit(1)
