@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import trio
 
 from agent.attach.map_history import remembered_pool
+from agent.attach.state_lock import state_of_one_agent
 from agent.config.configuration import Configuration, host_identity
 from agent.local.namespaces import LocalNamespaces
 from agent.remote.fabric import Fabric
@@ -25,13 +26,19 @@ async def connected(
 ) -> AsyncIterator[Supervisor]:
     """The sessions to the enclosures, for as long as the block runs; each was tried once.
 
-    `serve`: local namespaces are this process's own, and served to other agents (agent/local/namespaces.py).
+    `serve`: the state folder is this process's own (G35Error where another agent has it), and so are local
+    namespaces, which are served to other agents (agent/local/namespaces.py).
     `make`: those that are not made yet are made, also without `serve`.
     """
     host_nqn, host_id = host_identity(configuration.agent.state)
     verbs = configuration.fabric.choice
     state = configuration.agent.state
-    with LocalNamespaces(configuration.local, host_nqn, host_id, state, serve=serve, make=make) as local:
+    async with AsyncExitStack() as held:
+        if serve:
+            await held.enter_async_context(state_of_one_agent(state))
+        local = held.enter_context(
+            LocalNamespaces(configuration.local, host_nqn, host_id, state, serve=serve, make=make)
+        )
         supervisor = Supervisor(
             [*local.elsewhere, *configuration.enclosures],
             host_nqn,

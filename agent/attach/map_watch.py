@@ -85,7 +85,7 @@ class MapWatch:
         to_be_followed: Callable[[PoolMap], None] = lambda _: None,
     ) -> None:
         """`followed` gets each newer map, before the history does; `to_be_followed`, before anything is done
-        by it. The root key has opened the `volumes`."""
+        by it, unless it lists namespaces otherwise. The root key has opened the `volumes`."""
         self._history, self._root, self._fabric, self._followed = history, root, fabric, followed
         self._to_be_followed = to_be_followed
         self._opens = functools.partial(opens, root)
@@ -110,6 +110,8 @@ class MapWatch:
         """Marks of maps that were not made with the root key; OTHERS_MAX at most."""
         self._said_too_far_ahead: set[int] = set()
         """Numbers of namespaces."""
+        self.is_listed_otherwise = False
+        """The pool has other namespaces than this agent follows (`_members_to_follow`)."""
         for volume in in_sets(volumes):
             check = MapCheck(functools.partial(self._still_has_keys_of, volume), self.newest_version)
             volume.change(map_check=check)
@@ -306,7 +308,10 @@ class MapWatch:
         self, volume: Volume, channel: IoChannel, number: int, deadline: float
     ) -> Steps[MissCause | None]:
         """For any thread: whether the map on a namespace gives a volume the known keys. See `Ask` in
-        key_transition.py."""
+        key_transition.py.
+
+        LATE, too, where a pool was settled that this agent does not know to have grown: the others look no
+        more where it would store a value."""
         known = self.pool_map
         if number >= len(known.namespaces):
             return MissCause.LATE  # it has joined, and this agent has not followed yet
@@ -316,8 +321,12 @@ class MapWatch:
         there = found.pool_map
         if there.version <= known.version:
             there = with_key_ends(known, there, self._opens)
-        same = there is known or has_keys_of(known, there, volume.settings.volume_id.hex())
-        return None if same else MissCause.WRONG_KEY
+        volume_id = volume.settings.volume_id.hex()
+        if there is known:
+            return None
+        if not has_keys_of(known, there, volume_id):
+            return MissCause.WRONG_KEY
+        return None if _looks_for_values_of(there, known, volume_id) else MissCause.LATE
 
     def newest_version(self, channel: IoChannel, deadline: float) -> Steps[int | None]:
         """For any thread: see `InForce` in key_transition.py. All namespaces are asked: a newer map comes to
@@ -395,6 +404,17 @@ class MapWatch:
                 self.pool_map.version,
             )
 
+    def _say_listed_otherwise(self, newer: PoolMap) -> None:
+        if not self.is_listed_otherwise:
+            self.is_listed_otherwise = True
+            log.error(
+                "pool map %d lists other namespaces than map %d did, by which this agent uses what has "
+                "joined: two programs let namespaces in at once. What this agent stores there others do not "
+                "find, and the other way round: start it again",
+                newer.version,
+                self.pool_map.version,
+            )
+
     def _drop_gone(self, newer: PoolMap) -> None:
         """Forget the volumes that a map has no more, or whose tenant has no key in it."""
         kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
@@ -410,7 +430,10 @@ class MapWatch:
         change. `is_known`: it is the map in force, with fewer keys."""
         members = self._members_to_follow(newer)
         layouts = [] if members is None else self._layouts(newer)
-        self._to_be_followed(newer)
+        if members is None:
+            self._say_listed_otherwise(newer)
+        else:
+            self._to_be_followed(newer)
         more = 0 if members is None else len(members) - len(self._members())
         if members is not None and more > 0:
             self._fabric.grow([bytes.fromhex(each) for each in members])
@@ -458,3 +481,13 @@ class MapWatch:
                 wanted = replace(had, extents=settings.extents, settled_extents=settings.settled_extents)
                 found.append((volume, volume.layout(wanted)))
         return found
+
+
+def _looks_for_values_of(there: PoolMap, mine: PoolMap, volume_id: str) -> bool:
+    """Whether agents by the map `there` look where a map stores values of a volume. They do until the pool
+    has grown without it, and was settled."""
+    others, own = (
+        next(volume for volume in pool_map.volumes if volume.volume_id == volume_id)
+        for pool_map in (there, mine)
+    )
+    return len(own.extents) >= (others.settled or len(others.extents))

@@ -21,6 +21,7 @@ from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.interrupts import ended_by_signals
 from agent.cli.up.up_arguments import size_between
 from agent.errors import UserError, did_you_mean
+from agent.host_os.result_file import why_not_writable
 from agent.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -153,8 +154,8 @@ def _profile(names: list[str], seconds: float, json_file: Path | None) -> None:
 
 
 def _check_json(json_file: Path | None) -> None:
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
+    if json_file is not None and (why := why_not_writable(json_file)):
+        raise typer.BadParameter(why, param_hint="--json")
 
 
 def _check_tiers(names: list[str] | None, list_: bool, profile: bool) -> None:

@@ -25,6 +25,7 @@ from agent.bench.sites import READ_DEADLINE_MS, pool_up
 from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.interrupts import EXIT_INTERRUPTED, ended_by_signals
 from agent.errors import G35Error
+from agent.host_os.result_file import result_file
 from nvmeof import compiled
 
 GIBIBYTE: Final = 1 << 30
@@ -157,7 +158,7 @@ def main() -> None:
     parser.add_argument(
         "--drive-mib", type=int, default=2048, help="of each enclosure's one drive, in memory"
     )
-    parser.add_argument("--json", type=Path, help="file for the result; default: standard output")
+    parser.add_argument("--json", type=result_file, help="file for the result; default: standard output")
     given = parser.parse_args()
     counts = [int(each) for each in given.processes.split(",")]
     try:

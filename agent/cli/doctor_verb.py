@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from agent.cli.doctor_engines import Engine, Finding, Verdict, engine_findings
 from agent.cli.record_options import AsJson
@@ -45,9 +46,7 @@ def doctor(
         Path | None, typer.Option(help="With --engine: the engine's Python; default: that of `make engines`.")
     ] = None,
     # A Path would be looked at by Click, which waits for ever for an agent that hangs.
-    mount: Annotated[
-        str, typer.Option(help="With --engine: where the pool is mounted; default: /mnt/g35.")
-    ] = "/mnt/g35",
+    mount: Annotated[str, typer.Option(help="With --engine: where the pool is mounted.")] = "/mnt/g35",
     volume: Annotated[str, typer.Option(help="With --engine: the volume of /kv for its blocks.")] = "kv",
     options: Annotated[
         str | None,
@@ -83,7 +82,8 @@ def doctor(
     else:
         table = folding_table("", ("", "what", "found", "what to do"))
         for finding in findings:
-            table.add_row(finding.verdict.value, finding.name, finding.detail, finding.advice)
+            # Words and paths as they are: `[[spill]]` is no markup.
+            table.add_row(*map(Text, (finding.verdict.value, finding.name, finding.detail, finding.advice)))
         Console().print(table)  # folds in a pipe, too: these are sentences
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         raise typer.Exit(1)
@@ -234,8 +234,12 @@ def _locked_memory() -> Finding:
     detail = f"{limit >> 20} MiB: {queues} RDMA queues"
     if queues >= 32:
         return _ok(name, detail)
-    each = "(workers + 4) queues to each enclosure"
-    return _without(name, detail, f"for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; {each}")
+    return _without(
+        name,
+        detail,
+        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l. It is the limit of each process: the "
+        "first has (workers + 4) queues to each enclosure and some more, each further one nearly as many",
+    )
 
 
 def _emulated_verbs() -> Finding:

@@ -44,9 +44,7 @@ Rpc = Annotated[
 Configfs = Annotated[
     bool, typer.Option("--configfs", help="The kernel's nvmet on this machine, in place of --rpc; as root.")
 ]
-ConfigfsRoot = Annotated[
-    Path, typer.Option("--configfs-root", help="The folder of nvmet; default: /sys/kernel/config/nvmet.")
-]
+ConfigfsRoot = Annotated[Path, typer.Option("--configfs-root", help="The folder of nvmet.")]
 Timeout = Annotated[
     float, typer.Option(min=0.1, max=3600, help="Seconds that one call may take, by the wall clock.")
 ]

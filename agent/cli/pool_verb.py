@@ -153,7 +153,10 @@ def show(
         bool, typer.Option(help="Also show the slots that are set aside; this reads all directories.")
     ] = False,
 ) -> None:
-    """Show the namespaces, and the volumes of their pool."""
+    """Show the namespaces, and the volumes of their pool.
+
+    Exit code 1 where a directory could not be read for --quarantined.
+    """
     configuration = load_configuration(config)
 
     def work(fabric: Fabric, channel: WorkerChannel) -> tuple[dict[str, Any], G35Error | None]:
@@ -193,6 +196,8 @@ def show(
             pool_care.print_slots({**shown["quarantined"], "slots": slots})
     if refused is not None:
         raise refused
+    if "quarantined" in shown and shown["quarantined"]["directories_unread"]:
+        raise typer.Exit(1)
 
 
 def pool_in(inspections: list[Inspection]) -> tuple[PoolMap | None, G35Error | None]:

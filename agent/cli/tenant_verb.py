@@ -103,8 +103,8 @@ def add(
 
     The volumes take room that is left in the pool. `g35 tenant set` changes the limits later. An erased
     tenant gets a fresh key and its volumes back, empty; that takes some seconds, until no agent stores with
-    earlier keys. For a tenant that exists only the named limits change. Agents serve new volumes after a
-    restart.
+    earlier keys. For a tenant that exists only the named limits change, and none below its present use.
+    Agents serve new volumes after a restart.
     """
     configuration = load_configuration(config)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
@@ -131,7 +131,8 @@ def add(
             count = len(fresh) or count
             asked = with_limits(changed, name, **limits)
             if changed is base:
-                refuse_to_shrink(channel, base, asked, name, numbers, _unit(quota_bytes))
+                advice = f"if that is meant: g35 tenant set {name} --yes, with the same limits"
+                refuse_to_shrink(channel, base, asked, name, numbers, _unit(quota_bytes), advice)
             return asked
 
         _replace(channel, pool_map, numbers, change, seal)
@@ -226,10 +227,11 @@ def refuse_to_shrink(
     name: str,
     numbers: dict[str, int],
     unit: str | None = None,
+    advice: str = "say --yes if that is meant",
 ) -> None:
     """Raises UserError where a tenant holds more than it may have by the map that is asked for.
 
-    `unit`: in which its quota of bytes was typed.
+    `unit`: in which its quota of bytes was typed. `advice`: how to do it all the same, by the verb that asks.
     """
     before, after = find_tenant(pool_map, name), find_tenant(asked, name)
     slots_max, bytes_max = after.quota_slots, after.quota_bytes
@@ -244,7 +246,7 @@ def refuse_to_shrink(
             f"tenant {name} holds {slots} slots, {size_text(size, unit)} of slots, may have "
             f"{slots_max or 'any'} and {size_text(bytes_max, unit) if bytes_max else 'any bytes'} then, and "
             "would lose what is too much",
-            "say --yes if that is meant",
+            advice,
         )
 
 

@@ -6,6 +6,7 @@ default stands here and in docs/reference/configuration.md, which `g35 config re
 
 # One idea in one file: the sections of the file, and the page that lists their keys.
 
+import inspect
 import os
 import uuid
 from collections.abc import Iterator
@@ -112,7 +113,8 @@ class AgentSection(Section):
     directory_cache: Size = Field(
         64 << 20,
         ge=1 << 20,
-        description="Memory for remembered directories, for all processes together; 4 KiB are 64 slots.",
+        description="Memory for remembered directories, for all processes together; the directory of 64 "
+        "slots takes 5 KiB.",
     )
     registered_memory: Size = Field(
         64 << 30,
@@ -645,7 +647,7 @@ def reference_markdown() -> str:
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for header, section in _sections(Configuration):
-        lines += ["", f"## `{header}`", "", (section.__doc__ or "").strip(), ""]
+        lines += ["", f"## `{header}`", "", inspect.cleandoc(section.__doc__ or ""), ""]
         lines += ["| key | default | what it is |", "| --- | --- | --- |"]
         for key, info in section.model_fields.items():
             default = "required" if info.is_required() else f"`{_shown(info.default)}`"

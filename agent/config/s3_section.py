@@ -58,7 +58,11 @@ class S3Section(HttpSection):
         description="Its region. A signature for another one is refused, and the answer names this one.",
     )
     workers: int = Field(
-        2, ge=1, le=16, description="Threads of the door; each has a queue of its own on every enclosure."
+        2,
+        ge=1,
+        le=16,
+        description="Threads of the door in each process of the agent; each has a queue of its own on every "
+        "enclosure.",
     )
     transfers: int = Field(
         32,

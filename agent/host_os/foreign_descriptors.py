@@ -39,7 +39,7 @@ END_SECONDS: Final = 1.0
 LEFT_BEHIND_MAX: Final = 8
 """Receivers of one agent that hang; with more of them nothing is taken from strangers."""
 CLOSERS_MAX: Final = 8
-"""Threads of one agent that close sockets whose unread descriptors take their time."""
+"""Threads of one agent that `turn_away` has close sockets, whose unread descriptors take their time."""
 FETCH_SECONDS: Final = 10.0
 
 _lock: Final = threading.Lock()
@@ -66,6 +66,13 @@ def left_behind() -> int:
         return len(_left_behind)
 
 
+def why_nothing_is_taken() -> str:
+    """Why nothing is taken from strangers now; empty where it is."""
+    if left_behind() < LEFT_BEHIND_MAX:
+        return ""
+    return f"{LEFT_BEHIND_MAX} processes hang in files that strangers have handed over"
+
+
 def close_descriptor(descriptor: int) -> None:
     """Close a received one; a failure is its file's. Anything but memory and events is never had here, and
     would be closed aside."""
@@ -85,10 +92,8 @@ class _Receiver:
 
     def __init__(self, mode: str, connection: socket.socket | None, *numbers: int) -> None:
         """Raises ForeignRefused where too many hang, OSError where no process can be started."""
-        if left_behind() >= LEFT_BEHIND_MAX:
-            raise ForeignRefused(
-                f"{LEFT_BEHIND_MAX} processes hang in files that strangers have handed over", errno.EAGAIN
-            )
+        if why := why_nothing_is_taken():
+            raise ForeignRefused(why, errno.EAGAIN)
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         passed = [theirs.fileno()] if connection is None else [connection.fileno(), theirs.fileno()]
         try:
@@ -231,7 +236,9 @@ class MemoryFetcher:
 
 def close_unread(connection: socket.socket) -> None:
     """Close a socket of which nothing was read, on a thread of its own: the descriptors that wait in it go
-    with it, and may take as long as their sender likes (a TCP socket that lingers)."""
+    with it, and may take as long as their sender likes (a TCP socket that lingers).
+
+    Nothing bounds these threads: this is for what no stranger can repeat. `turn_away` is for the rest."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     closer = threading.Thread(target=_close, args=(connection.detach(),), name="close-aside", daemon=True)
@@ -240,7 +247,8 @@ def close_unread(connection: socket.socket) -> None:
 
 
 def turn_away(listener: socket.socket) -> bool:
-    """Hang up on the next front-end. False, and nothing done, where too many of those hang already."""
+    """Hang up on the next front-end, on a thread. False, and nothing done, where CLOSERS_MAX of them are
+    busy already."""
     if not _closers.acquire(blocking=False):
         return False
     try:

@@ -197,13 +197,17 @@ class Wait:
 class Acquire:
     """Resume me with True when I hold `lock`, with False at `deadline`."""
 
-    __slots__ = ("deadline", "gives_way", "lock")
+    __slots__ = ("deadline", "gives_way", "is_pause", "lock")
 
-    def __init__(self, lock: threading.Lock, deadline: float, *, gives_way: bool = False) -> None:
+    def __init__(
+        self, lock: threading.Lock, deadline: float, *, gives_way: bool = False, is_pause: bool = False
+    ) -> None:
         self.lock: Final = lock
         self.deadline: Final = deadline
         self.gives_way: Final = gives_way
         """Somebody holds it who may wait for an enclosure: see `IoChannel.gives_way`."""
+        self.is_pause: Final = is_pause
+        """Nobody lets go of it: its deadline is what is waited for."""
 
 
 class Held:

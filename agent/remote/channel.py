@@ -624,6 +624,8 @@ class WorkerChannel:
                 waits.got_on(now)
                 return True
             if until >= deadline or now + CLOCK_SLACK < until:
+                if isinstance(wanted, Acquire) and wanted.is_pause:
+                    waits.got_on(now)
                 return False
             if not waits.may_wait_on(health, asked, now):
                 if pending is not None and pending.outstanding is not None:

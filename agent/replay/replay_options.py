@@ -8,6 +8,7 @@ import typer
 
 from agent.errors import did_you_mean
 from agent.figures.tables import stored_token_bytes
+from agent.host_os.result_file import why_not_writable
 from agent.sizes import parse_size
 
 BYTES_PER_TOKEN = 2048
@@ -18,8 +19,8 @@ BYTES_PER_TOKEN_MAX = 1 << 20
 def _plot_file(path: Path | None) -> Path | None:
     if path is not None and path.suffix not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter("the file's name must end in .png, .svg or .pdf")
-    if path is not None and not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}")
+    if path is not None and (why := why_not_writable(path)):
+        raise typer.BadParameter(why)
     return path
 
 

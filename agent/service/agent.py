@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from agent.attach.map_history import MapHistory
 from agent.attach.map_watch import MapWatch
@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from agent.s3.door import S3Door
 
 log = logging.getLogger(__name__)
+
+PROCESSES: Final = "processes"
+"""The one part in `not_served` that holds no names of files: it says that the agent is one process."""
 
 
 def nothing() -> None:
@@ -132,6 +135,7 @@ class Agent:
         )
         if self.readers is not None:
             self.readers.lend_by(self.lender)
+            self.readers.serve_volumes(self.volumes)
         self.registered = RegisteredMemory(settings.registered_memory)
         self.discards, self.names_seen = Discards(self.bounds), NamesSeen(self.bounds)
         self.unnamed = UnnamedChunks()
@@ -224,8 +228,8 @@ class Agent:
             return None, None
         if said := alone_though_asked(self.configuration):
             log.warning("%s", said)
-            self.not_served["processes"] = said
-        if why_alone(self.configuration):
+            self.not_served[PROCESSES] = said
+        if said or why_alone(self.configuration):
             return None, None
         descriptor = shared_versions()
         return Readers(self.configuration, descriptor), SetVersions(descriptor, is_writer=True)
@@ -355,7 +359,7 @@ class Agent:
 
     def _unnamed(self, blocks: Sequence[bytes]) -> Sequence[bytes]:
         """Of some identifiers of blocks those that no file of this agent has, in /fs or by S3."""
-        if self.not_served:
+        if self.not_served.keys() - {PROCESSES}:
             return ()  # names that are not open cannot be asked
         if self.files is not None and blocks:
             blocks = self.files.orphans(blocks)

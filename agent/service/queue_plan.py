@@ -77,7 +77,7 @@ class QueuePlan:
     def of(
         cls, configuration: Configuration, workers: int | None = None, slots: int | None = None
     ) -> "QueuePlan":
-        """`workers`, `slots`: as many as the enclosures grant; None: as many as are wanted."""
+        """`workers`, `slots`: as many of those that are wanted as the enclosures grant; None: all of them."""
         wanted, following = configuration.agent.worker_count, 1
 
         def take(count: int) -> range:
@@ -89,8 +89,9 @@ class QueuePlan:
         def take_if(has_thread: bool) -> int | None:
             return take(1).start if has_thread else None
 
-        readers = 0 if why_alone(configuration) else configuration.agent.process_count - 1
-        lent = readers * links_of(configuration)
+        if slots is None:
+            readers = 0 if why_alone(configuration) else configuration.agent.process_count - 1
+            slots = readers * links_of(configuration)
         return cls(
             take(wanted if workers is None else workers),
             take(PRESTAGE_THREADS),
@@ -103,7 +104,7 @@ class QueuePlan:
             take(configuration.s3.workers if configuration.s3.listen else 0),
             take(configuration.query.workers if configuration.query.listen else 0),
             take(len(configuration.spill)),
-            take(lent if slots is None else min(lent, slots)),
+            take(slots),
         )
 
 

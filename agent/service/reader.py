@@ -56,6 +56,7 @@ from agent.service.reader_link import Links, Order, Report, encode_report
 from agent.service.slot_links import BorrowedLinks
 from agent.service.upkeep import Duties
 from agent.service.worker_channels import with_short_waits
+from agent.tenancy.open_rates import OpenRates
 from agent.tenancy.opening_keys import OpeningKeys
 from agent.tenancy.visibility import Audience
 
@@ -171,12 +172,20 @@ class Reader:
         history.refuse(pool_map)
         pool_map = history.believed(pool_map)
         directories = DirectoryCache(settings.directory_cache // order.processes, versions)
-        volumes = in_sets(open_volumes(pool_map, root, configuration, directories))
+        opened = in_sets(open_volumes(pool_map, root, configuration, directories))
+        # One that was added since the first process began, it does not serve either.
+        volumes = [each for each in opened if each.settings.volume_id.hex() in order.volumes]
         self._uses = Uses()
         for volume in volumes:
             volume.change(uses=self._uses)
         keys = OpeningKeys(pool_map, volumes, root)
-        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal, keys.follow)
+        rates = OpenRates(pool_map, volumes, workers)
+
+        def follow(newer: PoolMap) -> None:
+            keys.follow(newer)
+            rates.follow(newer)
+
+        self._watch = MapWatch(pool_map, volumes, PrestageCache(0), history, root, fabric, seal, follow)
         self._rated: tuple[int, frozenset[bytes]] = (0, frozenset())
         # What was acknowledged and waits in memory is seen by its process alone; so is what a gate goes by.
         elsewhere = {each.volume for each in configuration.policies if each.write == "back"}
@@ -322,7 +331,7 @@ class Reader:
     def _may_read(self, volume: ServedVolume | Volume) -> bool:
         """Whether gets of the volume are served here now."""
         pool_map = self._watch.pool_map
-        if volume.erased or self._versions.map_version != pool_map.version:
+        if volume.erased or self._versions.map_version != pool_map.version or self._watch.is_listed_otherwise:
             return False
         version, tenants = self._rated
         if version != pool_map.version:

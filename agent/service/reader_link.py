@@ -52,6 +52,8 @@ class Order:
     """With the kernel, of that mount."""
     s3_listen: Sequence[str] = ()
     """Where the first process has its S3 door; none: the child has none."""
+    volumes: Sequence[str] = ()
+    """Those that the first process serves, by id (hex). The child serves none that are newer in the map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def encode_order(order: Order) -> bytes:
             "configuration": order.configuration,
             "negotiated": agreed and [agreed.minor, int(agreed.flags), agreed.transfer_bytes],
             "s3": list(order.s3_listen),
+            "volumes": list(order.volumes),
         }
     )
 
@@ -91,7 +94,10 @@ def decode_order(line: bytes) -> Order:
             agreed = Negotiated(minor, InitFlag(flags), transfer_bytes)
         number, processes = int(found["number"]), int(found["processes"])
         listen = tuple(str(each) for each in found["s3"])
-        return Order(number, processes, str(found["configuration"]), str(found["folder"]), agreed, listen)
+        volumes = tuple(str(each) for each in found["volumes"])
+        return Order(
+            number, processes, str(found["configuration"]), str(found["folder"]), agreed, listen, volumes
+        )
     except (ValueError, KeyError, TypeError) as wrong:
         raise LinkBroken(f"no order: {wrong}") from None
 

@@ -33,6 +33,7 @@ from agent.host_os.worker_thread import OwnThread
 from agent.http.counters import summed
 from agent.pool.counters import Tally, total
 from agent.pool.volume.uses import USES_MAX, Use
+from agent.pool.volume.volume import PoolVolume
 from agent.service.reader_link import Counts, Lines, LinkBroken, Order, Report, decode_report, encode_order
 from agent.service.reader_silence import Silence
 from agent.service.slot_lender import Borrower, SlotLender, link_pairs, links_of
@@ -187,9 +188,14 @@ class Readers(OwnThread):
         self._uses: list[Use] = []
         self._using = threading.Lock()
         self._selector = selectors.DefaultSelector()
+        self._volumes: Sequence[PoolVolume] = ()
         self._lender: SlotLender | None = None
         self._s3: S3ForReaders | None = None
         self._guests: Sequence[GuestForReaders] = ()
+
+    def serve_volumes(self, volumes: Sequence[PoolVolume]) -> None:
+        """Have the readers serve these, and none that come to the pool later; before they start."""
+        self._volumes = volumes
 
     def lend_by(self, lender: SlotLender) -> None:
         """Have slots lent to the readers; before they start."""
@@ -376,7 +382,8 @@ class Readers(OwnThread):
         folder, agreed = "", None
         if stand_in is not None:
             folder, agreed = str(reader.folder), stand_in.negotiated
-        order = Order(reader.number, self._count, configuration, folder, agreed, listen)
+        volumes = [each.settings.volume_id.hex() for each in self._volumes if not each.erased]
+        order = Order(reader.number, self._count, configuration, folder, agreed, listen, volumes)
         with contextlib.suppress(OSError):  # it has ended, and `_look` sees that
             ours.sendall(encode_order(order))
         ours.setblocking(False)

@@ -7,9 +7,9 @@ with --json writes the record `sim_seeds_passed` in the shape of `g35 bench --js
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
+from agent.host_os.result_file import result_file
 from agent.sim.pod_shapes import full_shape
 from agent.sim.pod_simulation import PodSimulation
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", type=int, default=1000, help="small pods to play")
     parser.add_argument("--full", type=int, default=2, help="pods of 36 enclosures to play")
     parser.add_argument("--only", type=int, help="one small pod, by its number, with what it counted")
-    parser.add_argument("--json", type=Path, help="where to write the record")
+    parser.add_argument("--json", type=result_file, help="where to write the record")
     chosen = parser.parse_args(arguments)
     if chosen.only is not None:
         return _one(PodSimulation((chosen.seed, chosen.only)))

@@ -168,7 +168,8 @@ Kind: TypeAlias = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 OF_THE_POOL: tuple[tuple[Kind, str, str, str], ...] = (
     (_GAUGE, "not_served", "not_served",
-     "/fs and tenants of the S3 door that are not served, for their files lie in another pool."),
+     "/fs and tenants of the S3 door whose files lie in another pool, and `processes` that this agent "
+     "cannot have."),
     (_COUNTER, "upkeep_failures", "upkeep_failures",
      "Turns of upkeep's duties that failed for a reason that nobody has thought of; see the log."),
     *((_COUNTER, f"scrub_{name}", f"scrub.{name}", help) for name, help in SCRUB_COUNTERS.items()),

@@ -99,7 +99,8 @@ class TenantLimits:
         """For each tenant: its volumes by name, what it has, what it may have, what its limits did."""
         rows = []
         for tenant in self._tenants:
-            slots, size = tenant.quota.in_use()
+            # What is remembered of an erased tenant's directories is nothing that it has.
+            slots, size = tenant.quota.in_use() if tenant.in_sets else (0, 0)
             limits, counts = tenant.quota.limits, tenant.quota.counts
             rows.append(
                 {

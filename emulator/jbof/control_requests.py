@@ -113,7 +113,7 @@ class ErrorRequest(_OfDrives):
 
 
 class FlipRequest(Request):
-    """Flip bits in stored bytes; with on_read, in returned ones."""
+    """Flip bits in stored bytes; with --on-read, in returned ones."""
 
     drive: _OneDrive
     offset: _Offset = 0
@@ -143,9 +143,10 @@ class ZeroRequest(Request):
 
 
 class CopyRequest(ZeroRequest):
-    """A misplaced write: the bytes at source are at offset as well."""
+    """A misplaced write: bytes at --source are at --offset, too."""
 
-    source: _Offset
+    offset: _Offset = Field(description="First byte of what is written over.")
+    source: _Offset = Field(description="First byte of what is copied.")
 
     def carry_out(self, enclosure: Enclosure) -> None:
         enclosure.drive(self.drive).copy_at_rest(self.source, self.offset, self.length)
@@ -170,12 +171,12 @@ class LoseWritesRequest(_OfDrives):
 class ModelRequest(_OfDrives):
     """Imitate a drive of this speed. 0 is no limit: without options it is as fast as the machine."""
 
-    read_latency_ms: _Milliseconds = 0.0
-    write_latency_ms: _Milliseconds = 0.0
-    bandwidth_mib_s: _Number = 0.0
-    iops: _Number = 0.0
+    read_latency_ms: _Milliseconds = Field(0.0, description="Latency of each read.")
+    write_latency_ms: _Milliseconds = Field(0.0, description="Latency of each write.")
+    bandwidth_mib_s: _Number = Field(0.0, description="Rate of each drive.")
+    iops: _Number = Field(0.0, description="Commands a second of each drive.")
     jitter: float = Field(0.0, ge=0, le=1, description="Spread of the latencies, as a share of them.")
-    seed: int = 0
+    seed: int = Field(0, description="Seed of the jitter; drive N has this number + N.")
 
     def change(self, drive: AnyDrive) -> None:
         given = self.model_dump(exclude={"drive", "seed"})

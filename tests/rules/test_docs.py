@@ -151,6 +151,15 @@ def test_the_reference_of_the_command_line_is_what_the_verbs_say(repository: Pat
     )
 
 
+def test_every_option_of_a_verb_has_a_help() -> None:
+    assert not [
+        f"{words} {spelling}"
+        for words, command in cli_reference.verbs()
+        for spelling, parameter in cli_reference.options_of(command)
+        if not parameter.help
+    ]
+
+
 def test_the_reference_of_states_is_what_the_tables_say(repository: Path) -> None:
     page = (repository / "docs/reference/states.md").read_text()
     assert page == state_tables.reference(), (

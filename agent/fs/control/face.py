@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.control.reports import count_reports
-from agent.fs.control.session import Ahead, ControlSession, Ticket, outcome_of
+from agent.fs.control.session import ELSEWHERE, Ahead, ControlSession, Ticket, outcome_of
 from agent.fs.control.start_prestage import StartPrestage
-from agent.fs.control.transfers import ELSEWHERE, Transfers
+from agent.fs.control.transfers import Transfers
 from agent.fs.guest_sessions import Binding, GuestWords
 from agent.fs.interface import (
     FACE_CONTROL,
@@ -142,7 +142,7 @@ class ControlFace(FileSystem):
             None
             if memory is None
             else Transfers(
-                memory, channel, self._volume, prestage, continuer, borrows_slots=may_read is not None
+                memory, channel, self._volume, self._reading_at, prestage, continuer, may_read is not None
             )
         )
 
@@ -178,9 +178,6 @@ class ControlFace(FileSystem):
             return Attributes(ino, stat.S_IFREG | 0o444, STATUS_FILE_BYTES, uid=uid, gid=gid)
         raise FsError(errno.ENOENT)
 
-    def _status(self) -> bytes:
-        return json.dumps(self._stats(), indent=1).encode() + b"\n"
-
     def statfs(self, ino: int) -> Settled[StatFs]:
         return StatFs(0, 0, 0)
 
@@ -210,7 +207,8 @@ class ControlFace(FileSystem):
             if ino == SESSION_INO:
                 self._sessions[handle] = ControlSession(caller.holder, handle)
             else:
-                self._status_files[handle] = (self._status(), caller.holder)
+                status = json.dumps(self._stats(), indent=1).encode() + b"\n"
+                self._status_files[handle] = (status, caller.holder)
         except BaseException:
             bound.give_back(caller.holder)
             raise
@@ -248,8 +246,11 @@ class ControlFace(FileSystem):
             return self._read_answer(session, within, into)
         if within and self._words is not None and session.has_ended(number, within, self._words):
             return 0
-        reading = session.reading_at(number, self._prestage, self._continuer)
-        return self._get(reading, within, into)
+        return self._get(self._reading_at(session, number), within, into)
+
+    def _reading_at(self, session: ControlSession, number: int) -> Reader:
+        """What a ticket reads. Raises FsError."""
+        return session.reading_at(number, self._prestage, self._continuer, self._may_read)
 
     def _get(self, reading: Reader, within: int, into: memoryview) -> Steps[int]:
         channel = self._channel()

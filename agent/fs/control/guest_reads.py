@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.fs.control.face import SESSION_INO, ControlFace
-from agent.fs.control.transfers import ELSEWHERE
+from agent.fs.control.session import ELSEWHERE
 from agent.fs.guest_sessions import Binding, Bound, GuestWords
 from agent.fs.interface import Caller, FileSystem, FsError, Xattr
 from agent.inline.scatter import Target

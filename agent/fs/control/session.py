@@ -25,6 +25,7 @@ from agent.pool.steps import Acquire, IoChannel, Steps
 from agent.pool.write.writer_base import Writer
 from host_shim.control_wire import Outcome
 
+ELSEWHERE: Final = "the first process of the agent serves that"
 NOT_FOR_READING: Final = "no key is bound to this ticket for reading"
 NOT_FOR_WRITING: Final = "no key is bound to this ticket for writing"
 
@@ -110,7 +111,7 @@ class Ticket:
             raise FsError(errno.EINVAL, NOT_FOR_WRITING)
         channel.gives_way()
         deadline = channel.now() + self.volume.timing.write_deadline
-        if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
+        if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline, gives_way=True)):
             raise FsError(errno.EIO)
         try:
             # Made with the first bytes: it costs more than the ticket, and a client may send nothing.
@@ -209,9 +210,19 @@ class ControlSession:
         tickets, self.tickets = list(self.tickets.values()), {}
         return tickets
 
-    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Readahead) -> Reader:
-        """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read."""
+    def reading_at(
+        self,
+        number: int,
+        prestage: PrestageCache | None,
+        continuer: Readahead,
+        may_read: Callable[[ServedVolume], bool] | None = None,
+    ) -> Reader:
+        """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read, and
+        EREMOTE where another process of the agent serves the volume by now: see `ControlFace`."""
         ticket = self._ticket(number, NOT_FOR_READING)
+        # Since it was bound, its tenant may have got a rate, or not all processes go by the same map.
+        if may_read is not None and not may_read(ticket.volume):
+            raise FsError(errno.EREMOTE, ELSEWHERE)
         reading = ticket.to_read(prestage)
         if ticket.ahead is not None:
             ticket.ahead.read(continuer, ticket.volume)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.fs.control.session import ControlSession, Ticket, outcome_of
+from agent.fs.control.session import ELSEWHERE, ControlSession, Ticket, outcome_of
 from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
 from agent.inline.scatter import Scatter, Target
@@ -42,7 +42,6 @@ from host_shim.transfer_wire import (
 )
 
 _HIT: Final = Outcome.HIT.value
-ELSEWHERE: Final = "the first process of the agent serves that"
 PIECE_BYTES: Final = 1 << 20
 """What a worker's own buffers take at a time."""
 
@@ -54,6 +53,8 @@ class Transfers:
     _memory: RegisteredMemory
     _channel: Callable[[], IoChannel]
     _volume_of: Callable[[str], ServedVolume]
+    _reading_at: Callable[[ControlSession, int], Reader]
+    """What a ticket reads. Raises FsError."""
     _prestage: PrestageCache | None
     _continuer: Readahead
     borrows_slots: bool = False
@@ -153,7 +154,7 @@ class Transfers:
         pieces = self._pieces(session, transfer)
         into: Target = pieces[0] if len(pieces) == 1 else Scatter(pieces)
         if transfer.ticket is not None:
-            reading = session.reading_at(transfer.ticket, self._prestage, self._continuer)
+            reading = self._reading_at(session, transfer.ticket)
             return encode_done(*(yield from self._fill(reading, into)))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:

@@ -25,7 +25,7 @@ from agent.fs.virtiofs.front_end_descriptors import signal
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.processes.queue_places import GuestProcesses
-from agent.host_os.foreign_descriptors import close_unread, turn_away
+from agent.host_os.foreign_descriptors import close_unread, turn_away, why_nothing_is_taken
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,8 @@ MESSAGES_A_TURN = 64
 """A front-end that never stops sending must not keep the door from stopping."""
 LAST_WORDS_SECONDS = 5.0
 """How long what a front-end said before it hung up may take to get here; else its receiver hangs."""
+TURNED_AWAY_SECONDS = 1.0
+"""How long newcomers wait where as many as may are being turned away, and no front-end is there."""
 
 
 class VirtioFsDoor:
@@ -125,13 +127,27 @@ class VirtioFsDoor:
     def _next_front_end(self, listener: socket.socket) -> socket.socket | None:
         """The next connection; None when the door is to stop."""
         poller = _poll_of(listener.fileno(), self._stop_event, *self._of_readers())
+        deaf_until: float | None = None
         while True:
-            ready = [descriptor for descriptor, _ in poller.poll()]
+            ready = [descriptor for descriptor, _ in poller.poll(_milliseconds_until(deaf_until))]
             if self._stop_event in ready:
                 return None
             self.device.places.settle()
-            with contextlib.suppress(OSError):
-                return listener.accept()[0]
+            if deaf_until is not None and time.monotonic() >= deaf_until:
+                poller.register(listener, select.POLLIN)
+                deaf_until = None
+            if listener.fileno() not in ready:
+                continue
+            if not (why := why_nothing_is_taken()):
+                with contextlib.suppress(OSError):
+                    return listener.accept()[0]
+            elif turn_away(listener):
+                self.device.complaints.peer(
+                    f"the front-end of {self.path}", f"nothing is taken from it: {why}"
+                )
+            else:
+                poller.unregister(listener)
+                deaf_until = time.monotonic() + TURNED_AWAY_SECONDS
 
     def _serve_one(self, listener: socket.socket, connection: socket.socket) -> None:
         device = self.device

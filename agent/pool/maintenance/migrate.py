@@ -16,6 +16,7 @@ import enum
 from collections.abc import Callable, Sequence
 
 from agent.pool.counters import MissCause
+from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.sealed_slot import new_generation
 from agent.pool.steps import IoChannel, Steps
 from agent.pool.volume.directory_cache import CachedSet
@@ -24,6 +25,8 @@ from agent.pool.write.set_transaction import SetTransaction, is_named
 from agent.pool.write.slot_allocation import best_choice, is_eviction, release, reserve
 from agent.pool.write.slot_copy import SlotCopy, SlotVerifier
 
+BUSY_SECONDS = 0.05
+"""For the writer of a set before the old one, whose writer is held: who holds it may wait for the old one."""
 UNNAME_SECONDS = 1.0
 """The deadline for taking back a copy whose key was dropped."""
 
@@ -147,7 +150,10 @@ class Migration:
             if (yield from copy.write()) is not None:
                 return Outcome.TROUBLE
             with SetTransaction(volume, channel, target) as change:
-                if (yield from change.begin(deadline, reload=changes)) is not None:
+                until = (
+                    deadline if _place(self._old.cached) < _place(target) else channel.now() + BUSY_SECONDS
+                )
+                if (yield from change.begin(deadline, reload=changes, lock_until=until)) is not None:
                     return Outcome.TROUBLE
                 if changes and (yield from self._is_replaced(of_old, target)):
                     return Outcome.TROUBLE
@@ -184,6 +190,10 @@ class Migration:
             return Outcome.TROUBLE
         cleared = yield from change.clear(self._old, self._deadline)
         return Outcome.GONE if cleared else Outcome.TROUBLE
+
+
+def _place(cached: CachedSet) -> SetPlace:
+    return cached.namespace, cached.offset
 
 
 def _expired(reader: SlotVerifier, cause: MissCause | None) -> MissCause | None:

@@ -30,7 +30,8 @@ GRACE_SECONDS = 1.0
 """Between copy and clearing, at least; two read deadlines where that is more."""
 FOLLOW_SECONDS = 5.0
 """From this agent's news of a join to its first move. The others know of the join by then
-(agent/attach/map_watch.py looks once a second), and find moved values."""
+(agent/attach/map_watch.py looks once a second), and find moved values. Later where a write may take longer: a
+delete that began before the join looks at no new place."""
 WAITING_MAX = 256
 """Copies whose old slots have not been cleared yet."""
 WALK_AGAIN_SECONDS = 30.0
@@ -70,7 +71,8 @@ class Rebalancer:
 
     _volumes: Sequence[PoolVolume]
     _rate: int
-    follow_seconds: float = FOLLOW_SECONDS
+    follow_seconds: float | None = None
+    """From a join to the first move; None: FOLLOW_SECONDS, or as long as a write may take."""
     grace_seconds: float = GRACE_SECONDS
     moves: Moves = field(default_factory=Moves)
     _unsettled_since: float | None = None
@@ -98,7 +100,10 @@ class Rebalancer:
             self.moves.sets, self._walk, self._at, self._unsettled_since = 0, None, None, None
             return
         if self._unsettled_since is None:
-            self._unsettled_since, self._next_walk, self.moves.left = now, now + self.follow_seconds, None
+            follow = self.follow_seconds
+            if follow is None:
+                follow = max(FOLLOW_SECONDS, *(volume.timing.write_deadline for volume in moving))
+            self._unsettled_since, self._next_walk, self.moves.left = now, now + follow, None
         self.moves.sets = sum(extent.sets for volume in moving for extent in volume.settings.old_extents)
         while self._tokens > 0 and channel.now() < end and len(self._waiting) < WAITING_MAX:
             if self._at is None and not self._next_set(channel.now(), moving):

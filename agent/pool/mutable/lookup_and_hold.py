@@ -250,11 +250,16 @@ def _bound(volume: Volume, channel: IoChannel, pseudonym: bytes, named: Sequence
                 may_be_crowded = directory.taken > PINNED_SLOTS_MAX
                 if may_be_crowded and directory.count_kept(volume.holds.held, wall) > PINNED_SLOTS_MAX:
                     held.leave(pseudonym)
-    if quota is not None and _is_half_of(quota.limits, volume):
+    if quota is not None and quota.limits.of_room and _is_half_of(quota.limits, volume):
         held.leave(pseudonym)
 
 
 def _is_half_of(limits: Limits, volume: Volume) -> bool:
-    """Whether more than half of what its tenant may have is held in a volume."""
-    held = 2 * len(volume.holds)
-    return 0 < limits.slots < held or 0 < limits.bytes < held * volume.settings.slot_bytes
+    """Whether more than half of what its tenant may have is held, in all of the tenant's volumes."""
+    owners = volume.siblings if volume in volume.siblings else (*volume.siblings, volume)
+    slots = size = 0
+    for each in owners:
+        held = 2 * len(each.holds)
+        slots += held
+        size += held * each.settings.slot_bytes
+    return 0 < limits.slots < slots or 0 < limits.bytes < size

@@ -165,7 +165,7 @@ class Reader(ABC):
 class UnitReader(Reader):
     """A reader of sealed units, which finds the slot with its first range."""
 
-    __slots__ = ("_beginning", "_number", "_open", "pseudonym")
+    __slots__ = ("_beginning", "_number", "_open", "_since_admitted", "pseudonym")
 
     def __init__(self, volume: PoolVolume, key: bytes) -> None:
         super().__init__(volume, key)
@@ -174,6 +174,8 @@ class UnitReader(Reader):
         """The number under which the volume keeps a unit for this reader."""
         self._beginning = threading.Lock()
         self._open: OpenSlot | None = None
+        self._since_admitted = 0
+        """Bytes that were moved since its tenant's bandwidth was asked."""
 
     @property
     def length(self) -> int | None:
@@ -201,6 +203,12 @@ class UnitReader(Reader):
         opened = self._open
         if opened is None or offset >= opened.length:
             return 0
+        bandwidth = self.volume.bandwidth
+        if bandwidth is not None and self._since_admitted >= opened.length:
+            # All of the value passes once it was admitted; who reads it again asks again.
+            self._since_admitted = 0
+            if not (yield from bandwidth.admit(channel, deadline)):
+                return self._lost(channel, MissCause.LATE)
         kept = self._from_cache(request, opened)
         if kept is not None:
             return self._moved(request, kept)
@@ -236,6 +244,7 @@ class UnitReader(Reader):
         request.tally.bytes_read += count
         if self.volume.bandwidth is not None:
             self.volume.bandwidth.charge(request.channel, count)
+            self._since_admitted += count
         return count
 
     def _from_cache(self, request: Request, opened: OpenSlot) -> int | None:

@@ -10,6 +10,8 @@ from typing import Final
 
 from agent.pool.steps import Acquire, IoChannel, Steps
 
+EARLY_SECONDS: Final = 0.01
+"""A wait that ends so much before its time gave way to others of its door (agent/remote/long_waits.py)."""
 BURST_SECONDS: Final = 0.25
 """What a tenant that was quiet may move at once, in seconds of its bandwidth."""
 
@@ -70,7 +72,8 @@ class Bandwidth:
                 self._bucket = TokenBucket(rate, float("-inf")) if rate else None
 
     def admit(self, channel: IoChannel, deadline: float) -> Steps[bool]:
-        """Wait until the debt is paid. False: that takes longer than the deadline, or too many wait."""
+        """Wait until the debt is paid. False: that takes longer than the deadline, or too many wait: for
+        bandwidth, or at the same door for anything."""
         waited = False
         while self.rate:
             with self._lock:
@@ -86,9 +89,15 @@ class Bandwidth:
             closed = threading.Lock()
             closed.acquire()
             try:
-                yield Acquire(closed, ready)  # Nobody gives it away: it ends when the debt is paid.
+                # Nobody gives it away: it ends when the debt is paid. It may be as long as a wait for a drive
+                # that hangs, and both together are not to take all workers of a door.
+                yield Acquire(closed, ready, gives_way=True, is_pause=True)
             finally:
                 self._seats.release()
+            if channel.now() + EARLY_SECONDS < ready:
+                with self._lock:
+                    self.late += 1
+                return False
         return True
 
     def is_ready(self, channel: IoChannel) -> bool:

@@ -30,7 +30,7 @@ a value under the earlier key; a second is left for clocks that run unlike."""
 
 Ask: TypeAlias = Callable[[IoChannel, int, float], Steps[MissCause | None]]
 """Whether the pool map on a namespace has the known keys of the volume: None; WRONG_KEY for others; another
-cause where the map was not read by the deadline."""
+cause where the map was not read by the deadline. So, too, where the pool has grown since, and was settled."""
 
 InForce: TypeAlias = Callable[[IoChannel, float], Steps[int | None]]
 """The version of the agent's pool map, where no namespace has a newer one. None: a namespace has, or did not

@@ -445,7 +445,8 @@ class Volume(PoolVolume):
 
     def write_targets(self, pseudonym: bytes, sets: Sequence[CachedSet]) -> Sequence[CachedSet]:
         """Those of a key's sets that a new value may go to: all, but for earlier places."""
-        if self.old_placement is None:
+        # A call may have borrowed its sets before the pool was settled: earlier places are among them yet.
+        if self.old_placement is None and len(sets) < 3:
             return sets
         wanted = {(each.namespace, self.set_offset(each)) for each in self.placement.candidates(pseudonym)}
         # None, where the sets were borrowed before a join and are looked at after it.

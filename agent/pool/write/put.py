@@ -347,6 +347,8 @@ class SlotWriter(Writer):
         if self._units_sealed & units:
             self._refuse(channel, BadPut("bytes of a value are written once"))
         self._units_sealed |= units
+        # Now, for the rest of the value may never come.
+        self._charge(channel, len(data))
         pending = self._send_sealed(channel, offset, self._seal(channel, offset, data))
         cause = yield from wait_for(channel, pending, deadline)
         if cause is not None:

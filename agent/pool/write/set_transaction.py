@@ -61,9 +61,13 @@ class SetTransaction:
             self._held.append(cached)
         return True
 
-    def begin(self, deadline: float, *, reload: bool = True) -> Steps[MissCause | None]:
-        """Take the writers and read the directories. None: all sets may be written; otherwise why not."""
-        if not (yield from self.lock(deadline)):
+    def begin(
+        self, deadline: float, *, reload: bool = True, lock_until: float | None = None
+    ) -> Steps[MissCause | None]:
+        """Take the writers and read the directories. None: all sets may be written; otherwise why not.
+
+        `lock_until`: for the writers, where they are waited for less long."""
+        if not (yield from self.lock(deadline if lock_until is None else lock_until)):
             return MissCause.LATE
         volume, channel = self._volume, self._channel
         is_old = not all(volume.may_write(each, channel) for each in self._sets)

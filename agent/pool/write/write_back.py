@@ -223,7 +223,7 @@ class WriteBack:
 
         Raises PutRefused where that cannot be done; then the value waits on, for its key is not gone.
         """
-        if not (yield Acquire(value.lock, deadline)):
+        if not (yield Acquire(value.lock, deadline, gives_way=True)):
             raise PutRefused("the value is being stored", MissCause.LATE)
         with Held(value.lock):
             was_there = not value.over and not value.has_expired(channel.wall())
@@ -233,7 +233,7 @@ class WriteBack:
 
     def pin(self, value: Waiting, until: int, deadline: float) -> Steps[bool]:
         """Have a value pinned when it is stored. False where it does not wait any more."""
-        if not (yield Acquire(value.lock, deadline)):
+        if not (yield Acquire(value.lock, deadline, gives_way=True)):
             raise PutRefused("the value is being stored", MissCause.LATE)
         with Held(value.lock):
             if not value.over:

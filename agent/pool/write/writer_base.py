@@ -80,6 +80,8 @@ class Writer(PutInPieces):
         self._length = length
         self._ttl_seconds = ttl_seconds or volume.settings.ttl_seconds
         self._end = 0
+        self._charged = 0
+        """Bytes of the value for which its tenant's bandwidth was charged."""
         self._state = PutState.NEW
         self._refusal: PutRefused | BadPut = BadPut("the put was given up")
 
@@ -241,8 +243,13 @@ class Writer(PutInPieces):
         tally = channel.tally(self.volume.settings.name)
         tally.puts += 1
         tally.bytes_written += length
+        self._charge(channel, length - self._charged)
+
+    def _charge(self, channel: IoChannel, size: int) -> None:
+        """So many bytes more of the value are written."""
+        self._charged += size
         if self.volume.bandwidth is not None:
-            self.volume.bandwidth.charge(channel, length)
+            self.volume.bandwidth.charge(channel, size)
 
     def _expiry(self, wall: float) -> int:
         return min(int(wall) + self._ttl_seconds, TIME_MAX) if self._ttl_seconds else 0

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from emulator.roce.cm.events import CmEventType, ConnectionParameters, check_private
-from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES
+from emulator.roce.cm.limits import ACK_DELAY_EXPONENT, MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES
 from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import LEGAL, CmState
 from emulator.roce.nic.verbs import Mtu, VerbsError
@@ -225,6 +225,7 @@ class Connection:
             ca_guid=self.manager.guid,
             responder_resources=self.responder_resources,
             initiator_depth=self.initiator_depth,
+            target_ack_delay=ACK_DELAY_EXPONENT,
             end_to_end_flow_control=parameters.flow_control,
             rnr_retry_count=parameters.rnr_retry_count,
             srq=parameters.srq,

@@ -23,6 +23,10 @@ harm."""
 MRA_EXPONENT: Final = 22
 """The wait that our MRA asks for: 17 s."""
 
+ACK_DELAY_EXPONENT: Final = 18
+"""The local CA ACK delay: 1.07 s. This device is a process, and may get no processor for so long (decision
+48). A peer adds it to its ACK time-out, so it does not take a late answer for a lost one."""
+
 MAX_GROUPS: Final = 64
 """Multicast groups that one datagram service joins; as many as the NIC has."""
 

@@ -15,6 +15,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
+from emulator.roce.cm.limits import ACK_DELAY_EXPONENT
 from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import Mtu
 from emulator.roce.pyverbs import base
@@ -199,7 +200,7 @@ class DeviceAttr(_Record):
             node_guid=be64toh(nic.guid), sys_image_guid=be64toh(nic.guid), page_size_cap=PAGE_SIZES,
             vendor_id=VENDOR_ID, device_cap_flags=int(CAPABILITIES), max_sge_rd=limits.max_sge,
             max_qp_init_rd_atom=limits.max_qp_rd_atom, max_res_rd_atom=limits.max_qp_rd_atom * limits.max_qp,
-            atomic_caps=e.IBV_ATOMIC_HCA, max_pkeys=1, local_ca_ack_delay=15, phys_port_cnt=1,
+            atomic_caps=e.IBV_ATOMIC_HCA, max_pkeys=1, local_ca_ack_delay=ACK_DELAY_EXPONENT, phys_port_cnt=1,
         )  # fmt: skip
         attr.fw_version = "0.0.0"
         return attr

@@ -11,7 +11,7 @@ class Cause(StrEnum):
     UNALIGNED = "unaligned"
     """No multiple of four bytes, which padding guarantees (IBTA volume 1, 9.2)."""
     OPCODE = "opcode"
-    """No opcode of the RC or UD transport service."""
+    """No opcode of the RC, UC or UD transport service."""
     VERSION = "version"
     """TVer is not 0 (IBTA volume 1, 9.2)."""
     PAD = "pad"

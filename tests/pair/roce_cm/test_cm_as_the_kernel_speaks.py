@@ -15,7 +15,7 @@ import pytest
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.connection import CmEvent, Connection
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
-from emulator.roce.cm.limits import CmTimes
+from emulator.roce.cm.limits import ACK_DELAY_EXPONENT, CmTimes
 from emulator.roce.cm.manager import ConnectionManager
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.verbs import Mtu, QpState
@@ -101,8 +101,8 @@ def test_in_the_place_of_the_target(name: str) -> None:
     theirs, their_transaction = decode_cm_untrusted(reply_raw)
     assert transaction == their_transaction
     assert isinstance(theirs, ConnectReply)
-    # rxe's target ACK delay is its own; everything else is the same to the bit.
-    assert ours == replace(theirs, target_ack_delay=0)
+    # Each has a target ACK delay of its own; everything else is the same to the bit.
+    assert ours == replace(theirs, target_ack_delay=ACK_DELAY_EXPONENT)
 
     ready, _ = queue_pair_attributes(connection, QpState.RTR)
     sending, _ = queue_pair_attributes(connection, QpState.RTS)

@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+from agent.host_os.result_file import result_file
 from tests.support.campaign.client import Client
 from tests.support.campaign.faults import Faults
 from tests.support.campaign.file_clients import FileClient, ObjectClient
@@ -192,7 +193,7 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=120.0, help="how long faults go on (default: 120)")
     parser.add_argument("--seed", type=int, default=35, help="of operations and faults (default: 35)")
-    parser.add_argument("--json", type=Path, help="where to write the records")
+    parser.add_argument("--json", type=result_file, help="where to write the records")
     parser.add_argument("--without", action="append", default=[], help="a fault to leave out (repeat)")
     chosen = parser.parse_args(words)
     if not 1 <= chosen.seconds <= WEEK_SECONDS:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.host_os.result_file import result_file
 from tests.support.engines.whole_engine_setups import SETUPS, Setup
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
@@ -118,7 +119,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--model", choices=MODELS, default="medium")
     parser.add_argument("--prefix", type=int, default=2048, help="tokens, a multiple of 128")
     parser.add_argument("--prompts", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_file)
     given = parser.parse_args(words)
     if given.prefix < 128 or given.prefix % 128:
         parser.error("--prefix is a multiple of 128")

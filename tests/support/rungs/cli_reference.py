@@ -8,6 +8,7 @@ tests/rules/test_docs.py compares the file with what this makes, so the referenc
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import typer
 import typer.main
 
 from agent.cli.main import PASSED_ON, VERBS
+from emulator.lab.cache import REPOSITORY
 
 PASSED_ON_APPS = {
     "jbof": ("emulator.jbof.cli", "app"),
@@ -24,7 +26,9 @@ PASSED_ON_APPS = {
 HEAD = """\
 # The command line
 
-Made from the verbs by `python -m tests.support.rungs.cli_reference`; edit the help texts in `agent/cli`.
+Made from the verbs by `python -m tests.support.rungs.cli_reference`. Edit the help texts in `agent/cli`,
+those of `bench` in `agent/bench`, of `replay` in `agent/replay`, of `jbof` in `emulator/jbof`, of `lab` and
+`host` in `emulator/lab`.
 
 Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C. A reader of the
 output that leaves early (`| head -1`) changes none of them; a closed output (`>&-`) is an error.
@@ -33,18 +37,26 @@ the traceback.
 """
 
 
+_CHOICES = re.compile(r"([^<>\[\]]+\|[^<>\[\]]+)")
+"""In an option's spelling and type, as its help has them: `--media <files|memory>`, or in square brackets."""
+
+
 def verbs() -> Iterator[tuple[str, Any]]:
     """Every verb, those with verbs of their own too, as (words, click-like command)."""
     for name, verb in VERBS.items():
-        yield from _walk(name, _command(verb.module, verb.attribute))
+        yield from _walk(name, _command(_named(verb.module, verb.attribute)))
     for name in PASSED_ON:
-        yield from _walk(name, _command(*PASSED_ON_APPS[name]))
+        yield from _walk(name, typer.main.get_command(_named(*PASSED_ON_APPS[name])))
 
 
-def _command(module: str, attribute: str) -> Any:
-    target = getattr(importlib.import_module(module), attribute)
+def _named(module: str, attribute: str) -> Any:
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _command(target: Any) -> Any:
+    """As agent/cli/main.py makes it. A group by itself would have options for the completion of shells."""
     if isinstance(target, typer.Typer):
-        return typer.main.get_command(target)
+        return typer.main.get_group(target)
     application = typer.Typer(add_completion=False)
     application.command()(target)
     return typer.main.get_command(application)
@@ -74,26 +86,37 @@ def reference() -> str:
         parts.append("\n" + _one_paragraph(command.help or VERBS[words].summary) + "\n")
         if below:
             parts.append("\nVerbs: " + ", ".join(f"`{name}`" for name in below) + ".\n")
-        rows = [_row(spelling, parameter) for spelling, parameter in options_of(command)]
+        rows = [_row(spelling, parameter, command) for spelling, parameter in options_of(command)]
         if rows:
             parts.append("\n| | default | |\n| --- | --- | --- |\n" + "".join(rows))
     return "".join(parts)
 
 
-def _row(spelling: str, parameter: Any) -> str:
+def _row(spelling: str, parameter: Any, command: Any) -> str:
     default = parameter.default
     if parameter.required:
         shown = "required"
     elif default is None or default == "" or callable(default) or default == []:
         shown = ""
-    elif str(default).startswith("/"):
-        shown = ""  # a folder of this machine: the help text says which
+    elif default == REPOSITORY:
+        shown = "the checkout"
     elif isinstance(default, bool):
         shown = "yes" if default else "no"
     else:
         shown = f"`{getattr(default, 'value', default)}`"
-    text = _one_paragraph(getattr(parameter, "help", "") or "").replace("|", "\\|")
+    text = _one_paragraph(getattr(parameter, "help", "") or "")
+    choices = choices_of(parameter, command)
+    if not all(re.search(rf"(?<![\w-]){re.escape(each)}(?![\w-])", text) for each in choices):
+        text += f" Choices: {', '.join(f'`{each}`' for each in choices)}."
+    text = text.replace("|", "\\|")
     return f"| `{spelling}` | {shown} | {text} |\n"
+
+
+def choices_of(parameter: Any, command: Any) -> list[str]:
+    """The words that an option or argument takes; none where it takes any."""
+    record = parameter.get_help_record(typer.Context(command))
+    found = _CHOICES.search(record[0]) if record is not None else None
+    return found[1].split("|") if found is not None else []
 
 
 def _one_paragraph(text: str) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from agent.bench.contents import Contents
 from agent.bench.fault_probes import VALUE_BYTES, small_pool
 from agent.cli.up.layout import Layout
+from agent.host_os.result_file import result_file
 from host_shim.block_key import key_of
 from host_shim.kv_events import GATHER_SECONDS, EventStream, KvEvents, ZmqPublisher
 from host_shim.pool import Pool
@@ -45,7 +46,7 @@ while True:
 def main(words: list[str]) -> int:
     """0 where it could be measured."""
     parser = argparse.ArgumentParser(description="Measure what KV events cost a put of 64 KiB.")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_file)
     into = parser.parse_args(words).json
     with tempfile.TemporaryDirectory(prefix="g35-events-cost-") as folder:
         puts, pace = _puts(Path(folder, "pool"))

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agent.host_os.result_file import result_file
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from tests.support.local_rig import LocalRig, value_of
 from tests.support.processes import Processes, Started
@@ -39,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     """0 where it could be measured."""
     parser = argparse.ArgumentParser(description="Measure gets in place, by the fabric and after a loss.")
     parser.add_argument("--values", type=int, default=VALUES, choices=range(8, 401), metavar="8..400")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=result_file)
     given = parser.parse_args(words)
     rows = []
     print("| copies | gets | served | bytes over the fabric, a get | p50 | processor time, a get |")

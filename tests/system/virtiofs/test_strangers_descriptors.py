@@ -258,6 +258,27 @@ class TestFilesOfStrangers:
                 threading.Thread(target=os.close, args=(lingering,)).start()
             assert attributes_of(machine.client, 1).number == 1
 
+    @pytest.mark.expects_log("8 processes hang")
+    def test_where_receivers_hang_newcomers_take_no_more_threads_than_may_close(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        most, closers = foreign_descriptors.LEFT_BEHIND_MAX, foreign_descriptors._closers
+        with monkeypatch.context() as hung, ExitStack() as busy:
+            hung.setattr(foreign_descriptors, "left_behind", lambda: most)
+            for _ in range(foreign_descriptors.CLOSERS_MAX):
+                assert closers.acquire(blocking=False)
+                busy.callback(closers.release)
+            with connected(path) as newcomer:
+                newcomer.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    newcomer.recv(1)
+                assert all(each.name != "close-aside" for each in threading.enumerate())
+                busy.close()
+                newcomer.settimeout(30)
+                assert newcomer.recv(1) == b""
+        with started(path) as machine:
+            assert attributes_of(machine.client, 1).number == 1
+
     @pytest.mark.expects_log("hangs", "neither shared memory")
     def test_a_front_end_whose_receiver_hangs_has_the_device_no_longer_than_it_is_there(
         self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

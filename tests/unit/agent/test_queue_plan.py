@@ -51,7 +51,7 @@ def test_each_reader_has_threads_that_lend_it_slots() -> None:
     plan = QueuePlan.of(found)
     assert len(plan.slots) == (0 if why_alone(found) else 2 * links_of(found))
     assert plan.total == plan.extra + len(plan.workers) + len(plan.slots)
-    assert len(QueuePlan.of(found, slots=1).slots) == min(1, len(plan.slots))
+    assert len(QueuePlan.of(found, slots=1).slots) == 1
     assert not QueuePlan.of(configuration()).slots
 
 

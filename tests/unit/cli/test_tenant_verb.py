@@ -17,7 +17,7 @@ from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import inspect, newest_map
 from agent.pool.map.key_epochs import rotating, with_new_data_keys, without_earlier_keys
 from agent.pool.map.map_seal import MapSeal
-from agent.pool.map.tenant_changes import with_limits, without_key
+from agent.pool.map.tenant_changes import find_tenant, with_limits, without_key
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.key_transition import QUIET_SECONDS
 from agent.pool.volume.settings import Timing
@@ -52,13 +52,19 @@ def test_who_no_longer_waits_is_told_that_the_rotation_goes_on(
     assert "What was begun goes on" in capsys.readouterr().err
 
 
-def test_less_than_a_tenant_holds_is_asked_about() -> None:
-    memory = MemoryChannel([MemoryNamespace(SIZE) for _ in range(2)])
+def stored_by_blue(memory: MemoryChannel, count: int) -> Volume:
+    """The volume of tenant blue, with some values in it."""
     entry = POOL_MAP.volumes[0]
     volume = Volume(POOL_MAP.settings(entry), POOL_MAP.secret(entry, ROOT), DirectoryCache(1 << 20), Timing())
-    for number in range(10):
+    for number in range(count):
         writing = SlotWriter(volume, key_of(number), length=5)
         assert memory.run(writing.write(memory, 0, memoryview(b"hello"), memory.now() + 5))
+    return volume
+
+
+def test_less_than_a_tenant_holds_is_asked_about() -> None:
+    memory = MemoryChannel([MemoryNamespace(SIZE) for _ in range(2)])
+    volume = stored_by_blue(memory, 10)
     channel, slot = cast(WorkerChannel, memory), volume.settings.slot_bytes
 
     def ask(name: str = "blue", **limits: int) -> None:
@@ -172,6 +178,21 @@ def test_what_would_be_lost_is_told_with_the_question(monkeypatch: pytest.Monkey
     verbs.write(without_key(POOL_MAP, "blue"))
     with pytest.raises(UserError, match="tenant blue was erased; --yes"):
         tenant_verb.erase("blue", config)
+
+
+def test_the_advice_is_one_that_the_user_of_the_verb_can_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`add` has no --yes."""
+    verbs, config = Verbs(monkeypatch), Path("agent.toml")
+    monkeypatch.setattr(tenant_verb, "load_configuration", lambda _: SimpleNamespace(volumes=[]))
+    stored_by_blue(verbs.memory, 10)
+    with pytest.raises(UserError, match="holds 10 slots") as refused:
+        tenant_verb.set_limits("blue", config, quota_slots=9)
+    assert refused.value.advice == "say --yes if that is meant"
+    with pytest.raises(UserError, match="holds 10 slots") as refused:
+        tenant_verb.add("blue", config, quota_slots=9)
+    assert "g35 tenant set blue --yes" in refused.value.advice
+    tenant_verb.set_limits("blue", config, quota_slots=9, yes=True)
+    assert find_tenant(verbs.found(), "blue").quota_slots == 9
 
 
 @pytest.mark.parametrize(

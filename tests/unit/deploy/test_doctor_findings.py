@@ -84,6 +84,7 @@ def test_how_much_may_be_registered(
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
     finding = doctor_verb._locked_memory()
     assert (finding.verdict, finding.detail) == (verdict, detail)
+    assert ("each process" in finding.advice) == (verdict is Verdict.WITHOUT), "an agent may have several"
 
 
 MOUNTS = r"""24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -161,3 +162,11 @@ def test_a_dead_mount_ends_doctor_with_1(monkeypatch: pytest.MonkeyPatch) -> Non
     for finding, code in ((good, 0), (dead, 1)):
         monkeypatch.setattr(doctor_verb, "examine", lambda finding=finding: iter([finding]))
         assert CliRunner().invoke(_application("doctor"), ["doctor"]).exit_code == code
+
+
+def test_brackets_of_a_finding_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = Finding("mounts", Verdict.WITHOUT, "no [[spill]] at /mnt/[red]", "umount '/mnt/[/red]'")
+    monkeypatch.setattr(doctor_verb, "examine", lambda: iter([words]))
+    shown = CliRunner().invoke(_application("doctor"), ["doctor"], env={"COLUMNS": "200"}).output
+    assert words.detail in shown
+    assert words.advice in shown

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from agent.cli.main import main
+from agent.config import configuration
 from agent.config.configuration import parse_configuration
+from agent.config.document_problems import Section
 from agent.enclosure_control.description import parse_description
 from agent.errors import ConfigError
 from tests.support.verbs_here import status_of
@@ -31,6 +33,19 @@ def refused(**sections: Any) -> str:
         parse_configuration(document(**sections), "agent.toml")
     assert not PYTHONS_WORDS.search(caught.value.message)
     return caught.value.message
+
+
+def test_the_reference_takes_a_second_paragraph_for_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indented as it is in the source, it would be a block of code in Markdown."""
+
+    class TwoParagraphs(Section):
+        """The first.
+
+        The second.
+        """
+
+    monkeypatch.setattr(configuration, "_sections", lambda _: [("[two]", TwoParagraphs)])
+    assert "\nThe first.\n\nThe second.\n" in configuration.reference_markdown()
 
 
 def test_the_document_of_these_tests_is_usable() -> None:

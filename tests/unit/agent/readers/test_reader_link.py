@@ -27,7 +27,7 @@ AGREED = Negotiated(36, InitFlag.MAX_PAGES | InitFlag.DIRECT_IO_ALLOW_MMAP, 1 <<
 
 def test_an_order_comes_as_it_was_sent() -> None:
     configuration = '{"agent": {"mount": "/mnt/g35"}}'
-    order = Order(3, 4, configuration, "/mnt/g35/.g35/process-3", AGREED, ("127.0.0.1:9036",))
+    order = Order(3, 4, configuration, "/mnt/g35/.g35/process-3", AGREED, ("127.0.0.1:9036",), ("1f" * 16,))
     assert decode_order(encode_order(order).rstrip(b"\n")) == order
     without_a_mount = Order(3, 4, configuration)
     assert decode_order(encode_order(without_a_mount).rstrip(b"\n")) == without_a_mount

@@ -20,6 +20,7 @@ from agent.pool.read.get import SlotReader
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket
 from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.eviction_holds import Hold
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
@@ -236,6 +237,42 @@ def test_the_count_holds_when_directories_are_forgotten(shelf: Shelf) -> None:
     agent.look()
     assert agent.row()["slots_known_taken"] == 300
     assert agent.channel.tally("blue").evictions == 0
+
+
+@pytest.mark.parametrize("limit", ["slots", "bytes"])
+def test_of_all_volumes_together_no_more_than_half_is_held(shelf: Shelf, limit: str) -> None:
+    """Else nothing could be evicted for a new value of either."""
+    wishes = [
+        VolumeWish(name=name, value_bytes=1 << 16, share=0.4, tenant="blue") for name in ("blue", "more")
+    ]
+    shelf.pool_map = plan_pool([(nguid_of(number), SIZE) for number in range(2)], wishes, ROOT)
+    slot = shelf.pool_map.settings(shelf.pool_map.volumes[0]).slot_bytes
+    shelf.limit(**({"quota_slots": 8} if limit == "slots" else {"quota_bytes": 8 * slot}))
+    agent = shelf.agent()
+    held = []
+    for name in ("blue", "more"):
+        for number in range(4):
+            agent.put(name, number)
+        keys, volume = [key_of(number) for number in range(4)], serve(agent.volumes[name])
+        one = agent.channel.run(volume.hold(agent.channel, keys, agent.channel.now() + 5))
+        assert isinstance(one, Hold)
+        held.append(one)
+    assert [each.kept for each in held] == [4, 0]
+    agent.put("more", 10)
+    agent.put("blue", 10)
+    assert agent.stored("blue", range(4)) == 4, "they are held"
+    assert agent.get("blue", 10) == agent.get("more", 10) == VALUE
+
+
+def test_an_erased_tenant_has_nothing(shelf: Shelf) -> None:
+    agent = shelf.agent()
+    for number in range(5):
+        agent.put("blue", number)
+    assert agent.row()["slots_known_taken"] == 5
+    for name in ("blue", "blue-files"):
+        agent.volumes[name].change(erased=True)
+    row = agent.row()
+    assert (row["volumes"], row["slots_known_taken"], row["bytes_known_taken"]) == ([], 0, 0)
 
 
 def test_threads_together_do_not_set_aside_more_than_there_is(shelf: Shelf) -> None:
