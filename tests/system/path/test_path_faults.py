@@ -222,12 +222,14 @@ def test_a_wrong_key_and_a_foreign_device_are_refused(
     config = tmp_path / "other.toml"
     key = tmp_path / "other.key"
     assert processes.g35("key", "new", key).process.wait(30) == 0
-    text = (pool_up.state / "agent.toml").read_text()
-    config.write_text(
-        text.replace(str(pool_up.state / "root.key"), str(key)).replace(
-            f'mount = "{pool_up.mount}"', f'mount = "{tmp_path / "nowhere"}"'
-        )
-    )
+    text = (pool_up.state / "agent.toml").read_text().replace(str(pool_up.state / "root.key"), str(key))
+    text = text.replace(f'mount = "{pool_up.mount}"', f'mount = "{tmp_path / "nowhere"}"')
+    config.write_text(text)
+    agent = processes.g35("agent", "--config", config)
+    assert agent.process.wait(60) == 1
+    assert f"process {pool_up.pid('agent-process')}, uses the state folder" in " ".join(agent.output.split())
+    text = text.replace(f'state = "{pool_up.state / "agent"}"', f'state = "{tmp_path / "other"}"')
+    config.write_text(text)
     agent = processes.g35("agent", "--config", config)
     assert agent.process.wait(60) == 1
     assert "was not made with the root key" in " ".join(agent.output.split())
